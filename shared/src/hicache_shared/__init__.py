@@ -1,0 +1,1 @@
+"""The contract between SGLang's HiCache and L3 storage backends, for hybrid models."""

@@ -1,0 +1,74 @@
+"""The v2 storage contract: SGLang's own types where it is installed, equal ones where not.
+
+SGLang's dynamic factory accepts a class only if it is a subclass of *its*
+``HiCacheStorage``, and its controller compares with *its* enums, so inside SGLang
+these names must be SGLang's objects. Pool names are strings: a name this release
+does not know works like any other.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from hicache_shared._mirror import StorageMetrics
+
+SGLANG_INSTALLED = importlib.util.find_spec("sglang") is not None
+
+if TYPE_CHECKING or not SGLANG_INSTALLED:
+    from hicache_shared._mirror import (
+        HiCacheStorage,
+        HiCacheStorageConfig,
+        HiCacheStorageExtraInfo,
+        PoolHitPolicy,
+        PoolName,
+        PoolTransfer,
+        PoolTransferResult,
+        SidecarPoolSpec,
+    )
+else:
+    # An SGLang that is installed but does not import is an error to show, not a
+    # reason to fall back: SGLang would refuse our classes without saying why.
+    from sglang.srt.mem_cache.hicache_storage import (
+        HiCacheStorage,
+        HiCacheStorageConfig,
+        HiCacheStorageExtraInfo,
+        PoolHitPolicy,
+        PoolName,
+        PoolTransfer,
+        PoolTransferResult,
+        SidecarPoolSpec,
+    )
+
+STORAGE_BATCH_PAGES = 128
+"""Most pages SGLang's controller passes in one v1 call (``STORAGE_BATCH_SIZE``)."""
+
+
+def new_storage_metrics() -> StorageMetrics:
+    """An empty record of the type that SGLang's scheduler asserts.
+
+    SGLang's class is imported here and not above, since its module pulls in half the
+    engine; whoever calls ``get_stats`` inside SGLang has loaded it long before.
+    """
+    if not SGLANG_INSTALLED:
+        return StorageMetrics()
+    from sglang.srt.observability import metrics_collector  # type: ignore[import-not-found]
+
+    metrics: StorageMetrics = metrics_collector.StorageMetrics()
+    return metrics
+
+
+__all__ = [
+    "SGLANG_INSTALLED",
+    "STORAGE_BATCH_PAGES",
+    "HiCacheStorage",
+    "HiCacheStorageConfig",
+    "HiCacheStorageExtraInfo",
+    "PoolHitPolicy",
+    "PoolName",
+    "PoolTransfer",
+    "PoolTransferResult",
+    "SidecarPoolSpec",
+    "StorageMetrics",
+    "new_storage_metrics",
+]
