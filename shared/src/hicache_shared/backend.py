@@ -17,6 +17,7 @@ from hicache_shared.contract import (
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
     PoolHitPolicy,
+    PoolName,
     PoolTransfer,
     PoolTransferResult,
     StorageMetrics,
@@ -26,7 +27,7 @@ from hicache_shared.flat import FlatPages
 from hicache_shared.hits import Question, query
 from hicache_shared.identity import ModelIdentity
 from hicache_shared.lifecycle import CallGate
-from hicache_shared.plan import PagePlan, plan_get, plan_set
+from hicache_shared.plan import plan_get, plan_set
 from hicache_shared.registry import PoolRegistry, anchor_of, uses_flat_kv
 from hicache_shared.stats import Stats
 from hicache_shared.store import PageStore
@@ -70,9 +71,7 @@ class HiCacheBackend(HiCacheStorage):
         self._pools = PoolRegistry(self._store, model, storage_config, flat_kv=flat_kv)
         self._namespace = model.text()
         self._stats = Stats(keep_samples=storage_config.enable_storage_metrics)
-        self._transfers = Transfers(
-            self._store, self._pools, self._stats, self.config.deadline_s
-        )
+        self._transfers = Transfers(self._store, self._pools, self._stats, self.config.deadline_s)
         self._flat = FlatPages(self._pools, self._transfers)
         self._gate = CallGate()
         # Runs at interpreter exit too, where a call in flight would abort the process.
@@ -112,28 +111,25 @@ class HiCacheBackend(HiCacheStorage):
         extra_info: ExtraInfo = None,
     ) -> PoolTransferResult:
         """Which prefixes of ``keys`` can be restored from KV and every pool asked about."""
-        kv = self._pools.kv
-        questions = [Question(kv, PoolHitPolicy.ALL_PAGES)]
-        questions += [Question.of(t, self._pools[t.name]) for t in pool_transfers or ()]
-        physical = [question for question in questions if not question.pool.logical]
         with self._gate.call() as is_open:
-            if not is_open or not keys:
+            if not is_open:
                 return PoolTransferResult(0, {}, [])
+            questions = [Question(self._pools.kv, PoolHitPolicy.ALL_PAGES)]
+            questions += [Question.of(t, self._pools[t.name]) for t in pool_transfers or ()]
+            physical = [question for question in questions if not question.pool.logical]
             return query(keys, physical, self._transfers.present)
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: ExtraInfo = None
     ) -> dict[str, list[bool]]:
         """Fill host pages; one answer a key, True only if exactly the page's bytes came."""
-        plans = [plan_get(self._pools[t.name], t.keys, t.host_indices) for t in transfers]
-        return _by_name(transfers, self._move("get", plans))
+        return _by_name(transfers, self._move("get", transfers))
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: ExtraInfo = None
     ) -> dict[str, list[bool]]:
         """Store host pages; one answer a key, True only if the page can be read back."""
-        plans = [plan_set(self._pools[t.name], t.keys, t.host_indices) for t in transfers]
-        return _by_name(transfers, self._move("set", plans))
+        return _by_name(transfers, self._move("set", transfers))
 
     # -- v1 ---------------------------------------------------------------------------
 
@@ -141,11 +137,15 @@ class HiCacheBackend(HiCacheStorage):
         """Pages in the leading run of KV; 0 for a logical anchor, which has nothing to restore."""
         return self.batch_exists_v2(keys, None, extra_info).kv_hit_pages
 
-    def batch_get_v1(self, keys: Keys, host_indices: Any, extra_info: ExtraInfo = None) -> list[bool]:
-        return self._move("get", [plan_get(self._pools.kv, keys, host_indices)])[0]
+    def batch_get_v1(
+        self, keys: Keys, host_indices: Any, extra_info: ExtraInfo = None
+    ) -> list[bool]:
+        return self._move("get", [_kv_transfer(keys, host_indices)])[0]
 
-    def batch_set_v1(self, keys: Keys, host_indices: Any, extra_info: ExtraInfo = None) -> list[bool]:
-        return self._move("set", [plan_set(self._pools.kv, keys, host_indices)])[0]
+    def batch_set_v1(
+        self, keys: Keys, host_indices: Any, extra_info: ExtraInfo = None
+    ) -> list[bool]:
+        return self._move("set", [_kv_transfer(keys, host_indices)])[0]
 
     # -- flat pages, as SGLang passes them without "interface_v1" -------------------------
 
@@ -212,11 +212,17 @@ class HiCacheBackend(HiCacheStorage):
         """Refuse new calls, wait for the running ones, then release the client. Idempotent."""
         self._finalizer()
 
-    def _move(self, operation: Operation, plans: list[PagePlan]) -> list[list[bool]]:
+    def _move(self, operation: Operation, transfers: list[PoolTransfer]) -> list[list[bool]]:
+        plan = plan_get if operation == "get" else plan_set
         with self._gate.call() as is_open:
             if not is_open:
-                return [[False] * len(plan.keys) for plan in plans]
+                return [[False] * len(t.keys or ()) for t in transfers]
+            plans = [plan(self._pools[t.name], t.keys, t.host_indices) for t in transfers]
             return self._transfers.move(operation, plans)
+
+
+def _kv_transfer(keys: Keys, host_indices: Any) -> PoolTransfer:
+    return PoolTransfer(PoolName.KV, host_indices=host_indices, keys=keys)
 
 
 def _by_name(transfers: list[PoolTransfer], answers: list[list[bool]]) -> dict[str, list[bool]]:

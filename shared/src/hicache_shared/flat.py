@@ -9,7 +9,7 @@ from hicache_shared.errors import TransferError
 from hicache_shared.hostmem import byte_view
 from hicache_shared.layout import Access
 from hicache_shared.registry import PoolRegistry
-from hicache_shared.store import Code, PageBatch, StoredPool
+from hicache_shared.store import Code, StoredPool
 from hicache_shared.transfer import Operation, Transfers
 
 
@@ -90,5 +90,3 @@ class FlatPages:
 
     def _note(self, keys: Sequence[str]) -> None:
         self._transfers.note_slow_path("KV is copied in flat form", len(keys))
-
-

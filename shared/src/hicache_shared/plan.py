@@ -78,7 +78,9 @@ def plan_set(pool: RegisteredPool, keys: Sequence[str] | None, host_indices: Any
         owner: dict[int, str] = {}
         for key, page in zip(plan.keys, plan.pages, strict=True):
             if owner.setdefault(page, key) != key:
-                raise TransferError(f"pool {pool.name!r}: host page {page} is stored under two keys")
+                raise TransferError(
+                    f"pool {pool.name!r}: host page {page} is stored under two keys"
+                )
     return plan
 
 
@@ -116,15 +118,16 @@ def page_numbers(pool: RegisteredPool, count: int, host_indices: Any) -> list[in
     firsts, lasts = slots[::width], slots[width - 1 :: width]
     if (firsts % width).any() or (lasts - firsts != width - 1).any():
         raise TransferError(
-            f"pool {pool.name!r}: host indices are no whole pages of {width} slots, aligned to {width}"
-        )
-    low, high = int(firsts.min()), int(lasts.max())
-    if low < 0 or high >= pool.pages * width:
-        raise TransferError(
-            f"pool {pool.name!r}: host index {low if low < 0 else high} is outside "
-            f"0..{pool.pages * width - 1}"
+            f"pool {pool.name!r}: host indices are no whole pages of {width} slots, each "
+            f"starting at a multiple of {width}"
         )
     numbers: list[int] = (firsts // width).tolist()
+    if min(numbers) < 0 or max(numbers) >= pool.pages:
+        outside = next(n for n in numbers if not 0 <= n < pool.pages)
+        raise TransferError(
+            f"pool {pool.name!r}: host index {outside * width} is outside "
+            f"0..{pool.pages * width - 1}"
+        )
     return numbers
 
 

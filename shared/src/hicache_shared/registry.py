@@ -92,7 +92,9 @@ class PoolRegistry:
                     return
                 raise LayoutError(f"pool {name!r} is already registered with other memory")
             if self._page_tokens == 0:
-                raise LayoutError(f"pool {name!r} came before the anchor pool (register_mem_pool_host)")
+                raise LayoutError(
+                    f"pool {name!r} came before the anchor pool (register_mem_pool_host)"
+                )
             registered = self._look(name, pool)
             if self._opened:
                 for stored in registered.stored:
@@ -197,5 +199,3 @@ def uses_flat_kv(config: HiCacheStorageConfig) -> bool:
 
 def _is_dynamic(config: HiCacheStorageConfig) -> bool:
     return "module_path" in (config.extra_config or {})
-
-

@@ -98,9 +98,7 @@ class Transfers:
             return area.put(plan.keys, lambda i: pool.get_data_page(slots[i]), move)
         return area.get(plan.keys, restore, move)
 
-    def _answers(
-        self, operation: Operation, plan: PagePlan, codes: list[list[int]]
-    ) -> list[bool]:
+    def _answers(self, operation: Operation, plan: PagePlan, codes: list[list[int]]) -> list[bool]:
         if not any(map(any, codes)):
             return [True] * len(plan.keys)
         for per_shard in codes:
@@ -141,7 +139,7 @@ class Transfers:
         try:
             self._pools.open()
             answers = call(batches, self._deadline_s)
-        except Exception:  # noqa: BLE001 - the one boundary: a store's fault is an answer
+        except Exception:
             if not self._faulty:
                 log.exception("storage %s failed; its pages count as missing", operation)
             self._faulty = True
