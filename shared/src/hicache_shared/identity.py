@@ -167,4 +167,4 @@ def _digest(record: object) -> bytes:
 
 
 def _slug(words: str) -> str:
-    return re.sub(r"[^a-z0-9._]+", "_", words.lower())[:_SLUG_CHARS]
+    return re.sub(r"[^a-z0-9._-]+", "_", words.lower())[:_SLUG_CHARS]
