@@ -52,9 +52,7 @@ class Rank:
         **changes: Any,
     ) -> None:
         self.model = small_model(harness, model, layout)
-        self.config = storage_config(
-            is_mla_model=self.model.is_mla_model, extra=extra, **changes
-        )
+        self.config = storage_config(is_mla_model=self.model.is_mla_model, extra=extra, **changes)
         make = harness.make_own if own_client else harness.make
         self.backend: HiCacheStorage = make(self.config)
         register(self.backend, self.model)
@@ -64,6 +62,11 @@ class Rank:
         """Every physical pool by name, KV first where it has bytes."""
         entries = self.model.group.entries
         return {str(e.name): e.host_pool for e in entries if not is_logical(e.host_pool)}
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """Pages of the window of each pool that needs only a prefix's last pages."""
+        return {str(p.name): p.window_pages for p in self.model.pools if p.window_pages}
 
     def transfer(self, name: str, keys: list[str], pages: Sequence[int]) -> PoolTransfer:
         """What moves ``keys[i]`` to or from host page ``pages[i]``."""
@@ -98,7 +101,7 @@ class Rank:
 
     def question(self, name: str) -> PoolTransfer:
         """A sidecar in a hit query: keys None, or as many placeholders as its window has pages."""
-        window = self.model.windows.get(name)
+        window = self.windows.get(name)
         if window is None:
             return PoolTransfer(name, hit_policy=PoolHitPolicy.ALL_PAGES)
         return PoolTransfer(
@@ -135,7 +138,9 @@ class Rank:
 
     def _memory(self) -> list[npt.NDArray[np.uint8]]:
         return [
-            byte_view(buffer) for name, pool in self.pools.items() for buffer in buffers_of(name, pool)
+            byte_view(buffer)
+            for name, pool in self.pools.items()
+            for buffer in buffers_of(name, pool)
         ]
 
     def _components(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
@@ -159,7 +164,9 @@ def register(backend: HiCacheStorage, model: AssembledModel) -> None:
 
 def small_model(harness: Harness, model: str, layout: str) -> AssembledModel:
     """A preset with its structure whole and its layers cut down, on the harness's memory."""
-    return build(preset(model), pages=PAGES, layout=layout, layers_div=12, allocate=harness.allocate)
+    return build(
+        preset(model), pages=PAGES, layout=layout, layers_div=12, allocate=harness.allocate
+    )
 
 
 def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:

@@ -18,7 +18,7 @@ import pytest
 from hicache_shared.contract import PoolTransfer
 from hicache_shared.errors import HiCacheError, LayoutError, UnknownPoolError
 from hicache_shared.hostpool import PRESETS, build, legal_layouts, preset
-from hicache_shared.layout import MEMORY_LAYOUTS, Access, is_logical, layouts_of
+from hicache_shared.layout import MEMORY_LAYOUTS, is_logical, layouts_of
 from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.oracle import restorable_prefixes
 from hicache_shared.testing.rank import KV, PAGES, Rank, chain, register, small_model
@@ -281,7 +281,7 @@ class BackendSuite:
                 rank.set(name, [hashes[page] for page in pages], sorted(pages))
             harness.settle()
             result = rank.backend.batch_exists_v2(hashes, rank.questions())
-            expected = restorable_prefixes(8, held, rank.model.windows)
+            expected = restorable_prefixes(8, held, rank.windows)
             assert result.restorable_prefix_pages == expected
             assert result.kv_hit_pages == max(expected, default=0)
             assert type(result.restorable_prefix_pages) is list
@@ -290,7 +290,7 @@ class BackendSuite:
         self, harness: Harness, rank: Rank, keys: list[str]
     ) -> None:
         """A trailing pool serves {1, 3} of three pages, the others {1, 2}: the answer is 1."""
-        trailing = [name for name in rank.pools if name in rank.model.windows]
+        trailing = [name for name in rank.pools if name in rank.windows]
         if not trailing:
             pytest.skip("not applicable: the model has no trailing pool")
         rank.fill(22)
@@ -354,7 +354,7 @@ class BackendSuite:
     ) -> None:
         rank.fill(24)
         for name in rank.pools:
-            pages = range(1, 8) if name not in rank.model.windows else range(8)
+            pages = range(1, 8) if name not in rank.windows else range(8)
             assert all(rank.set(name, [keys[page] for page in pages], pages))
         harness.settle()
         result = rank.backend.batch_exists_v2(keys, rank.questions())
@@ -523,5 +523,3 @@ def needs(harness: Harness, capability: str) -> None:
     """Skip, saying so, where a harness does not offer what a test needs."""
     if not getattr(harness.capabilities, capability):
         pytest.skip(f"not supported: the harness of {harness.name} has no {capability!r}")
-
-
