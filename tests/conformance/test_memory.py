@@ -60,8 +60,11 @@ class MemoryHarness(Harness):
         self._shelf.objects.pop(key, None)
 
 
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    with MemoryHarness() as harness:
+        yield harness
+
+
 class TestMemory(BackendSuite):
-    @pytest.fixture(scope="class")
-    def harness(self) -> Iterator[Harness]:
-        with MemoryHarness() as harness:
-            yield harness
+    pass

@@ -35,12 +35,7 @@ NewRank = Callable[..., Rank]
 
 
 class BackendSuite:
-    """Subclass it and override :meth:`harness`; everything else is inherited."""
-
-    @pytest.fixture(scope="class")
-    def harness(self) -> Iterator[Harness]:
-        """The backend under test."""
-        raise NotImplementedError("a subclass provides the fixture 'harness'")
+    """Subclass it in a module that has a fixture ``harness``; everything else is inherited."""
 
     @pytest.fixture(params=LEGAL_PAIRS, ids="-".join)
     def pair(self, request: pytest.FixtureRequest) -> tuple[str, str]:
