@@ -8,36 +8,21 @@ slots in numpy or torch; torch is not imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from hicache_shared.contract import PoolName, PoolTransfer
-from hicache_shared.errors import TransferError, UnknownPoolError
-
-
-class HostPool(Protocol):
-    """As much of a host pool as is needed to size a transfer."""
-
-    @property
-    def page_size(self) -> int:
-        """Index slots a page."""
-
-
-class PoolEntry(Protocol):
-    """A host pool and what belongs to it."""
-
-    @property
-    def host_pool(self) -> HostPool: ...
+from hicache_shared.errors import TransferError
 
 
 class SlotGroup(Protocol):
     """As much of SGLang's ``HostPoolGroup`` as is needed to take and return slots."""
 
-    @property
-    def entry_map(self) -> Mapping[Any, PoolEntry]: ...
+    def get_pool(self, name: Any) -> Any:
+        """The host pool of that name, whose ``page_size`` is its index slots a page."""
 
     def alloc(self, need_size: int, *, pool: Any = None) -> Any:
         """``need_size`` slots of one pool, or None where it has too few."""
@@ -167,7 +152,7 @@ def allocate_transfers(
 
     Raises:
         TransferError: a transfer has neither slots nor keys, or a derived one no source.
-        UnknownPoolError: the group has no such pool. In both cases nothing was taken.
+            Nothing was taken then, nor where the group does not know a pool's name.
     """
     own = [t for t in transfers if t.indices_from_pool is None and t.host_indices is None]
     needed = [(t, _slots(group, t)) for t in sorted(own, key=lambda t: str(t.name))]
@@ -206,13 +191,8 @@ def _slots(group: SlotGroup, transfer: PoolTransfer) -> int:
         raise TransferError(
             f"pool {str(transfer.name)!r}: expected keys, one a page to allocate, got None"
         )
-    entry = group.entry_map.get(transfer.name)
-    if entry is None:
-        raise UnknownPoolError(
-            f"pool {str(transfer.name)!r} is not in the group of host pools, which holds "
-            f"{[str(name) for name in group.entry_map]}"
-        )
-    return len(transfer.keys) * entry.host_pool.page_size
+    page_slots: int = group.get_pool(transfer.name).page_size
+    return len(transfer.keys) * page_slots
 
 
 def release_transfers(group: SlotGroup, transfers: Sequence[PoolTransfer]) -> int:
