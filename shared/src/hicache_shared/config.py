@@ -46,7 +46,7 @@ CONFIG_FILE_KEY = "config_file"
 """The key of the extra config that names the configuration file."""
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?)?b?", re.IGNORECASE | re.ASCII)
 _MOST_BYTES = 2**63 - 1
 
 

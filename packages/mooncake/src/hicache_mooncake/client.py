@@ -42,6 +42,9 @@ MAYBE_WRONG_SIZE = frozenset({BAD_ARGUMENT, TRANSFER_FAILED})
 """Answers of a get that also mean "the object has another size": longer than the buffer, or
 shorter than the buffers of a multi-buffer get."""
 
+REMOVED = frozenset({0, -704})
+"""Answers of a removal after which there is no object."""
+
 
 def code_of(native: int) -> Code:
     """The port's code for an answer of the client that is 0 or negative."""

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from hicache_mooncake.client import BAD_ARGUMENT, MAYBE_WRONG_SIZE, MooncakeClient, code_of
+from hicache_mooncake.client import BAD_ARGUMENT, MAYBE_WRONG_SIZE, REMOVED, MooncakeClient, code_of
 from hicache_mooncake.health import Health
 from hicache_mooncake.pages import Pages, keys_of, split
 from hicache_shared.errors import BackendUnavailableError, ClearError, LayoutError
@@ -120,22 +120,28 @@ class MooncakeStore:
         codes = [_OK if answer >= 0 else int(code_of(answer)) for answer in found]
         absent = [i for i, answer in enumerate(found) if answer == 0]
         if len(absent) < len(found):
-            absent += self._evicted_as_wrong(pages, [i for i, a in enumerate(found) if a == 1])
+            present = [i for i, answer in enumerate(found) if answer == 1]
+            absent = sorted(absent + self._evict_wrong_sized(pages, present, codes))
         if absent:
             self._put_absent(pages, absent, codes, until)
         return split(batches, codes)
 
-    def _evicted_as_wrong(self, pages: Pages, present: list[int]) -> list[int]:
-        """Remove the pages whose object has another size, and give their positions.
+    def _evict_wrong_sized(self, pages: Pages, present: list[int], codes: list[int]) -> list[int]:
+        """Remove the pages whose object has another size; the positions that are free now.
 
         A put would keep such an object, and no get accept it. The size is part of the key's
         digest, so it was damaged or planted, and nobody can have use of it.
         """
         wrong = self._wrong_sized(pages, present)
-        if wrong:
-            logger.warning("Mooncake: %d stored pages of wrong size are replaced", len(wrong))
-            self._client.remove(list({pages.keys[i] for i in wrong}))
-        return wrong
+        if not wrong:
+            return []
+        logger.warning("Mooncake: %d stored pages of wrong size are replaced", len(wrong))
+        for i, answer in zip(
+            wrong, self._client.remove([pages.keys[i] for i in wrong]), strict=True
+        ):
+            if answer not in REMOVED:
+                codes[i] = int(Code.WRONG_SIZE)
+        return [i for i in wrong if codes[i] == _OK]
 
     def _wrong_sized(self, pages: Pages, positions: list[int]) -> list[int]:
         """Which of these pages have an object of another size."""
@@ -153,8 +159,9 @@ class MooncakeStore:
 
         A key that comes twice is put once. ``codes`` is filled in at the absent positions.
         """
-        first = {pages.keys[i]: i for i in reversed(absent)}
-        todo = absent if len(first) == len(absent) else list(first.values())
+        keys = pages.keys if len(absent) == len(pages.keys) else [pages.keys[i] for i in absent]
+        unique = len(set(keys)) == len(keys)
+        todo = absent if unique else list(dict(zip(keys, absent, strict=True)).values())
         pause = self._retry_start_s
         for rounds in itertools.count(1):
             for i, code in zip(todo, self._put_once(pages, todo), strict=True):
@@ -169,8 +176,12 @@ class MooncakeStore:
                 break
             pause = min(2 * pause, LONGEST_PAUSE_S)
         for i in absent:
-            code = codes[first[pages.keys[i]]]
-            codes[i] = int(Code.FAILED) if code == _UNREADABLE else code
+            if codes[i] == _UNREADABLE:
+                codes[i] = int(Code.FAILED)
+        if not unique:
+            answer = dict(zip(keys, (codes[i] for i in absent), strict=True))
+            for i, key in zip(absent, keys, strict=True):
+                codes[i] = answer[key]
 
     def _put_once(self, pages: Pages, todo: list[int]) -> list[int]:
         """One native put, then the question what of it can be read; a code a page.
@@ -181,15 +192,24 @@ class MooncakeStore:
         some = pages if len(todo) == len(pages.keys) else pages.subset(todo)
         answers = self._client.put(some)
         self._note("put", answers)
-        codes = [int(code_of(answer)) for answer in answers] if any(answers) else answers
+        if not any(answers):
+            return self._readable(some.keys)
+        codes = [int(code_of(answer)) for answer in answers]
         stored = [i for i, code in enumerate(codes) if code == _OK]
         if stored:
-            seen = self._client.exists([some.keys[i] for i in stored])
-            self._note("exists", seen)
-            for i, answer in zip(stored, seen, strict=True):
-                if answer != 1:
-                    codes[i] = _UNREADABLE if answer == 0 else int(code_of(answer))
+            readable = self._readable([some.keys[i] for i in stored])
+            for i, code in zip(stored, readable, strict=True):
+                codes[i] = code
         return codes
+
+    def _readable(self, keys: list[str]) -> list[int]:
+        """OK, ``_UNREADABLE`` or why it cannot be told, a key."""
+        seen = self._client.exists(keys)
+        self._note("exists", seen)
+        if seen.count(1) == len(seen):
+            return [_OK] * len(seen)
+        named = {1: _OK, 0: _UNREADABLE}
+        return [named[a] if a in named else int(code_of(a)) for a in seen]
 
     def _note(self, what: str, answers: list[int]) -> None:
         """Tell health and the log of native codes that a caller should not overlook."""
