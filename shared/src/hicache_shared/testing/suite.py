@@ -462,9 +462,8 @@ class BackendSuite:
                 hashes = chain(8, f"{keys[0]}/{stored}")
                 answers = rank.set(name, hashes, range(8))
                 taken = [page for page, answer in enumerate(answers) if answer]
-                assert all(
-                    rank.get(name, [hashes[page] for page in taken], range(8, 8 + len(taken)))
-                )
+                targets = range(8, 8 + len(taken))
+                assert all(rank.get(name, [hashes[page] for page in taken], targets))
                 read = [rank.page(name, target) for target in targets]
                 assert read == [rank.page(name, page) for page in taken]
                 stored += len(taken)
