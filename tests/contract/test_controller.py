@@ -67,6 +67,7 @@ class RecordingBackend(HiCacheStorage):
         self.pages: dict[tuple[str, str], bytes] = {}
         self.refused: set[tuple[str, str]] = set()
         self.gate: threading.Barrier | None = None
+        self.kv_slots: list[Any] = []
 
     def note(self, *call: Any) -> None:
         self.calls.append(call)
@@ -137,6 +138,7 @@ class RecordingBackend(HiCacheStorage):
     ) -> list[bool]:
         assert extra_info is not None
         self.note("batch_set_v1", len(keys), extra_info.prefix_keys)
+        self.kv_slots.append(host_indices)
         return self.write("kv", keys, host_indices)
 
     def batch_get_v1(
@@ -144,6 +146,7 @@ class RecordingBackend(HiCacheStorage):
     ) -> list[bool]:
         assert extra_info is not None
         self.note("batch_get_v1", len(keys), extra_info.prefix_keys)
+        self.kv_slots.append(host_indices)
         return self.read("kv", keys, host_indices)
 
     def batch_exists(
@@ -382,6 +385,21 @@ def test_the_kv_is_written_in_batches_of_128_that_stop_at_the_first_false() -> N
     assert [call[1] for call in backend.take()] == [128, 128]
 
 
+def test_each_batch_comes_with_the_slots_of_its_own_pages() -> None:
+    controller, backend = attached(logical_group("kv", "indexer"))
+    slots = np.arange(1198, -2, -1).reshape(-1, 2)[:, ::-1].reshape(-1)[:600]
+    pages = Operation(hashes(300), slots, [PoolTransfer("indexer", indices_from_pool="kv")])
+    controller.backup(pages)
+    assert [s.tolist() for s in backend.kv_slots] == [
+        slots[i : i + 256].tolist() for i in (0, 256, 512)
+    ]
+    backend.kv_slots.clear()
+    controller.prefetch(pages, 300)
+    assert [s.tolist() for s in backend.kv_slots] == [
+        slots[i : i + 256].tolist() for i in (0, 256, 512)
+    ]
+
+
 def test_a_false_from_the_sidecars_does_not_keep_the_kv_from_being_written() -> None:
     model = small("deepseek-v4-flash")
     controller, backend = attached(model.group)
@@ -445,6 +463,23 @@ def test_a_rank_that_does_not_write_the_kv_writes_mamba_alone() -> None:
     backend.take()
     assert controller.backup(Operation(span, np.arange(8), transfers[1:])).kv_pages == 0
     assert backend.take() == []
+
+
+def test_an_answer_of_the_wrong_length_is_not_a_whole_write() -> None:
+    class Doubled(RecordingBackend):
+        def batch_set_v2(
+            self,
+            transfers: list[PoolTransfer],
+            extra_info: HiCacheStorageExtraInfo | None = None,
+        ) -> dict[str, list[bool]]:
+            return {t.name: [True] * 2 * len(t.keys or ()) for t in transfers}
+
+    controller = ReferenceController(
+        logical_group("kv", "mamba"), rank_config(tp_rank=1, tp_size=2)
+    )
+    controller.attach(Doubled())
+    transfers = [trailing("mamba", ["h0"], np.arange(1))]
+    assert controller.backup(Operation(hashes(1), np.arange(2), transfers)).kv_pages == 0
 
 
 # --- query -------------------------------------------------------------------------------
@@ -588,6 +623,30 @@ def test_a_trailing_pool_that_is_left_out_of_the_answer_counts_as_absent() -> No
     pages = Operation(hashes(2), np.arange(4), [trailing("mamba", ["h1"], np.arange(1))])
     controller.backup(pages)
     assert controller.prefetch(pages, 2) == 0
+
+
+def test_answers_beyond_the_keys_restore_nothing_more() -> None:
+    class Doubled(RecordingBackend):
+        def batch_get_v1(
+            self,
+            keys: list[str],
+            host_indices: Any,
+            extra_info: HiCacheStorageExtraInfo | None = None,
+        ) -> list[bool]:
+            return [True] * 2 * len(keys)
+
+    controller = ReferenceController(logical_group("kv"), rank_config())
+    controller.attach(Doubled())
+    assert controller.prefetch(Operation(hashes(2), np.arange(4)), 2) == 2
+
+
+def test_flat_pages_are_used_up_to_the_first_that_is_missing() -> None:
+    controller, backend = attached(small("mla").group, interface_v1=False)
+    pages = Operation(hashes(3), np.arange(3 * 64))
+    controller.backup(pages)
+    del backend.pages["kv", "h1"]
+    assert controller.prefetch(pages, 3) == 1
+    assert backend.take() == [("batch_set", 3), ("batch_get", 3)]
 
 
 def test_no_hit_makes_no_call() -> None:
