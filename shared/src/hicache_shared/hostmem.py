@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hicache_shared.errors import LayoutError
 
@@ -107,7 +109,7 @@ class RegionSet:
     def __init__(self) -> None:
         self._regions: list[Region] = []
 
-    def __iter__(self) -> Iterable[Region]:  # pragma: no cover - trivial
+    def __iter__(self) -> Iterator[Region]:
         return iter(self._regions)
 
     def missing(self, region: Region) -> Region | None:
@@ -142,3 +144,30 @@ def all_inside(regions: Sequence[Region], spans: Iterable[tuple[int, int]]) -> b
         if i < 0 or not regions[i].covers(address, nbytes):
             return False
     return True
+
+
+def byte_view(buffer: Any) -> npt.NDArray[np.uint8]:
+    """The bytes of a contiguous tensor or array, shared with it: ``uint8[nbytes]``.
+
+    Works for element types that numpy lacks (bfloat16). The caller keeps ``buffer`` alive.
+
+    Raises:
+        LayoutError: it is not contiguous, or not on the host.
+    """
+    if isinstance(buffer, np.ndarray):
+        if not buffer.flags.c_contiguous:
+            raise LayoutError("expected a contiguous array")
+        return buffer.reshape(-1).view(np.uint8)
+    if not buffer.is_contiguous() or buffer.device.type != "cpu":
+        raise LayoutError("expected a contiguous tensor in host memory")
+    if buffer.nbytes == 0:
+        return np.empty(0, np.uint8)
+    array = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.data_ptr())
+    return np.frombuffer(array, dtype=np.uint8)
+
+
+def aligned_bytes(nbytes: int, alignment: int = 4096) -> npt.NDArray[np.uint8]:
+    """Fresh zeroed host memory, ``uint8[nbytes]``, its start a multiple of ``alignment`` bytes."""
+    raw = np.zeros(nbytes + alignment, dtype=np.uint8)
+    start = -raw.ctypes.data % alignment
+    return raw[start : start + nbytes]

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 
 from hicache_shared.contract import HiCacheStorageConfig, PoolName
 from hicache_shared.errors import LayoutError
-from hicache_shared.layout import PoolLayout
+from hicache_shared.layout import Access, PoolLayout
 
 SCHEMA = 1
 """Version of the key schema. A change of what is in a key, or of its form, raises it."""
@@ -97,14 +97,13 @@ def pool_identity(
     model: ModelIdentity,
     config: HiCacheStorageConfig,
     page_tokens: int,
-    form: str = "pages",
 ) -> PoolIdentity:
     """The identity of one layout on this rank."""
     sharded = is_rank_sharded(layout, config) and layout.head_shard is None
     return PoolIdentity(
         model=model,
         pool=layout.name,
-        form=form,
+        form="flat" if layout.access is Access.STAGED else "pages",
         memory_layout=layout.memory_layout,
         dtype=layout.dtype,
         format_tag=layout.format_tag,
@@ -168,4 +167,4 @@ def _digest(record: object) -> bytes:
 
 
 def _slug(words: str) -> str:
-    return re.sub(r"[^a-z0-9._]+", "_", words.lower())[:_SLUG_CHARS]
+    return re.sub(r"[^a-z0-9._-]+", "_", words.lower())[:_SLUG_CHARS]

@@ -1,0 +1,95 @@
+"""The hit query: which prefixes of a chain can be restored from every pool.
+
+A cold prompt is cheap: one gating pool is asked first, in growing chunks, and the others
+only inside the run that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hicache_shared.contract import PoolHitPolicy, PoolTransfer, PoolTransferResult
+from hicache_shared.fold import PoolPresence, fold
+from hicache_shared.plan import RegisteredPool
+
+FIRST_CHUNK_PAGES = 64
+CHUNK_GROWTH = 4
+
+Ask = Callable[[list[tuple[RegisteredPool, Sequence[str]]]], list[list[bool]]]
+"""Whether each page of each (pool, keys) is stored; one answer list each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One pool of a hit query, with the rule by which it counts."""
+
+    pool: RegisteredPool
+    policy: PoolHitPolicy
+    window: int = 1
+    block_pages: int = 0
+    group_pages: int = 0
+
+    @classmethod
+    def of(cls, transfer: PoolTransfer, pool: RegisteredPool) -> Question:
+        """In a hit query a transfer's keys are placeholders: only their number counts."""
+        return cls(
+            pool,
+            PoolHitPolicy(transfer.hit_policy),
+            window=max(1, len(transfer.keys or ())),
+            block_pages=transfer.block_pages,
+            group_pages=transfer.group_pages,
+        )
+
+    def presence(self, present: Sequence[bool]) -> PoolPresence:
+        return PoolPresence(
+            self.pool.name, present, self.policy, self.window, self.block_pages, self.group_pages
+        )
+
+
+def query(keys: Sequence[str], questions: Sequence[Question], ask: Ask) -> PoolTransferResult:
+    """The restorable prefixes of ``keys`` over the given pools, which are all physical.
+
+    Pools that were not asked, since the leading pool has nothing, are left out of
+    ``extra_pool_hit_pages``: no verdict.
+    """
+    leader = _leader(questions)
+    if leader is None:
+        run, known = len(keys), {}
+    else:
+        lead = _leading_run(keys, leader.pool, ask)
+        run, known = len(lead), {leader.pool.name: lead}
+    followers: dict[str, tuple[RegisteredPool, Sequence[str]]] = {}
+    for question in questions:
+        span = keys if question.policy is PoolHitPolicy.BLOCK_GROUPS else keys[:run]
+        name = question.pool.name
+        if name not in known and len(span) > len(followers.get(name, (None, ()))[1]):
+            followers[name] = (question.pool, span)
+    answers = ask(list(followers.values())) if followers else []
+    known.update(zip(followers, answers, strict=True))
+    asked = [question for question in questions if question.pool.name in known]
+    return fold(len(keys), [question.presence(known[question.pool.name]) for question in asked])
+
+
+def _leader(questions: Sequence[Question]) -> Question | None:
+    """The pool to ask first: KV where it has bytes, else the smallest that needs every page."""
+    candidates = [q for q in questions if q.policy is PoolHitPolicy.ALL_PAGES]
+    for candidate in candidates:
+        if candidate.pool.name == "kv":
+            return candidate
+    return min(candidates, key=lambda q: q.pool.page_bytes, default=None)
+
+
+def _leading_run(keys: Sequence[str], pool: RegisteredPool, ask: Ask) -> list[bool]:
+    """One True for each page of the leading run that ``pool`` has."""
+    run: list[bool] = []
+    chunk = FIRST_CHUNK_PAGES
+    while len(run) < len(keys):
+        part = keys[len(run) : len(run) + chunk]
+        (answers,) = ask([(pool, part)])
+        if not all(answers):
+            run.extend(answers[: answers.index(False)])
+            break
+        run.extend(answers)
+        chunk *= CHUNK_GROWTH
+    return run
