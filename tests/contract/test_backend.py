@@ -215,6 +215,7 @@ def test_no_pool_is_kept_after_close(extra: dict[str, Any]) -> None:
 
 AT_EXIT = """
     import threading
+    import time
     import numpy as np
     from hicache_shared.memory import MemoryStore
     from hicache_shared.memory_backend import MemoryBackend
@@ -229,7 +230,8 @@ AT_EXIT = """
         def exists(self, asks, deadline_s):
             if Store.held:
                 inside.set()
-                threading.Event().wait({wait})
+                while not ({ends} and backend._gate.closed):
+                    time.sleep(0.01)
                 print("call ended", flush=True)
             return super().exists(asks, deadline_s)
 
@@ -264,17 +266,17 @@ def run(**settings: Any) -> tuple[list[str], str]:
 
 
 def test_the_store_is_closed_at_interpreter_exit() -> None:
-    lines, errors = run(wait=0, drain_s=8, running=False)
+    lines, errors = run(ends=True, drain_s=8, running=False)
     assert (lines, errors) == (["leaving", "store closed"], "")
 
 
 def test_interpreter_exit_waits_for_a_running_call_before_it_closes_the_store() -> None:
-    lines, _ = run(wait=0.3, drain_s=20, running=True)
+    lines, _ = run(ends=True, drain_s=20, running=True)
     assert lines == ["leaving", "call ended", "store closed"]
 
 
 def test_interpreter_exit_leaves_the_store_open_under_a_call_that_never_ends() -> None:
-    lines, errors = run(wait=60, drain_s=0.05, running=True)
+    lines, errors = run(ends=False, drain_s=0.05, running=True)
     assert lines == ["leaving"]
     assert "calls still run" in errors
 

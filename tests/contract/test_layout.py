@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Sequence
 from functools import cache
 from types import SimpleNamespace
@@ -34,6 +36,8 @@ from hicache_shared.hostpool import (
     MambaGeometry,
     MambaHostPool,
     PoolEntry,
+    V4Geometry,
+    V4PagedHostPool,
     build,
     legal_layouts,
     page_views,
@@ -338,6 +342,19 @@ def test_bytes_can_be_restored_after_the_pools_are_destroyed() -> None:
     assert np.array_equal(buffers["kv"][:, 5 * PAGE : 6 * PAGE], pages["kv"])
     assert backend.batch_get_v2([transfer("swa", ["a"], [5])]) == {"swa": [True]}
     backend.close()
+
+
+def test_every_buffer_of_a_destroyed_pool_lives_until_close() -> None:
+    geometry = V4Geometry(layers=3, row_bytes=16)
+    pool = V4PagedHostPool(geometry, pages=4, page_size=PAGE, layout="layer_first", label="c4")
+    backend = logged_backend(("kv", mha()), ("c4", pool))
+    alive = [weakref.ref(buffer) for buffer in pool.kv_buffer]
+    pool.destroy()
+    gc.collect()
+    assert all(ref() is not None for ref in alive)
+    backend.close()
+    gc.collect()
+    assert [ref() for ref in alive] == [None] * 3
 
 
 # -- recurrent states ----------------------------------------------------------------------
