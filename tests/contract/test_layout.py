@@ -495,6 +495,17 @@ def test_keys_name_the_head_shard_and_not_the_rank() -> None:
     assert prefixes(0, 2, None).isdisjoint(prefixes(0, 2, 4))
 
 
+def test_a_head_shard_out_of_another_number_is_another_object() -> None:
+    """With more ranks than heads, shard 1 of 8 holds other heads of the same size than 1 of 4."""
+    backends = [
+        memory_backend(mha("page_head", heads=1), tp_rank=1, tp_size=size, tp_lcm_size=size)
+        for size in (4, 8)
+    ]
+    four, eight = (backend._pools.kv.stored[0] for backend in backends)
+    assert four.layout.component_bytes == eight.layout.component_bytes
+    assert four.prefix != eight.prefix
+
+
 def test_a_tp_lcm_size_that_is_no_multiple_of_the_tp_size_is_an_error() -> None:
     with pytest.raises(LayoutError, match=r"tp_lcm_size 6 is no multiple of the TP size 4"):
         memory_backend(of_rank(0, 4), tp_size=4, tp_lcm_size=6)
