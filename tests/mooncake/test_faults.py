@@ -201,6 +201,9 @@ def test_health_logs_a_change_once_and_holds_off_after_a_failed_call(
         assert health.up()
         health.saw(Code.TIMEOUT)
         assert [health.up() for _ in range(5)] == [False] * 5
+        health.close()
+        monkeypatch.setattr(health_module, "HOLD_S", 0.0)
+        assert not health.up()
     assert ["down" in r.message for r in caplog.records] == [True, False, True]
 
 

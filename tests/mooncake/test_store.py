@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
 from conftest import forget
 from mooncake_pools import FILL, ArrayPool, TestPool, hashes
 
+from hicache_mooncake.pages import Pages
 from hicache_mooncake.store import MooncakeStore
 from hicache_mooncake.testing import RawMooncake
 from hicache_shared.errors import ClearError, LayoutError
@@ -115,6 +117,63 @@ def test_one_absent_page_of_eight_is_missing_and_the_others_are_exact(
     after = contents([pool], list(range(N)))[0]
     assert after[5] == bytes([FILL]) * len(before[5])
     assert after[:5] + after[6:] == before[:5] + before[6:]
+
+
+def test_each_answer_belongs_to_its_pool_and_page(
+    store: MooncakeStore, raw: RawMooncake, pools: list[TestPool]
+) -> None:
+    put(store, *pools)
+    absent = [0, 7, 3]
+    for pool, page in zip(pools, absent, strict=True):
+        raw.raw_delete(pool.key(hashes(N)[page]))
+    expected = [[page != gone for page in range(N)] for gone in absent]
+    assert exists(store, *pools) == expected
+    codes = store.get([pool.pages(hashes(N)) for pool in pools], DEADLINE)
+    assert [[code == Code.OK for code in each] for each in codes] == expected
+
+
+class Scripted:
+    """A client that refuses some keys, over a set of stored sizes."""
+
+    master = "scripted"
+
+    def __init__(self, stored: dict[str, int], refused: str) -> None:
+        self.stored = stored
+        self.refused = refused
+        self.puts: list[list[str]] = []
+
+    def healthy(self) -> bool:
+        return True
+
+    def exists(self, keys: list[str]) -> list[int]:
+        return [int(key in self.stored) for key in keys]
+
+    def sizes(self, keys: list[str]) -> list[int | None]:
+        return [self.stored.get(key) for key in keys]
+
+    def remove(self, keys: list[str]) -> list[int]:
+        return [0 if self.stored.pop(key, None) is not None else -704 for key in keys]
+
+    def put(self, pages: Pages) -> list[int]:
+        self.puts.append(pages.keys)
+        answers = [-999 if key == self.refused else 0 for key in pages.keys]
+        sizes = zip(pages.keys, pages.sizes, answers, strict=True)
+        self.stored |= {key: size for key, size, answer in sizes if answer == 0}
+        return answers
+
+
+def test_a_refused_page_among_replaced_and_repeated_ones_is_the_one_that_failed() -> None:
+    pool = TestPool.make("hc1/scripted", "kv", 4, (100,))
+    wrong, refused, plain = hashes(3)
+    client: Any = Scripted({pool.key(wrong): 7}, pool.key(refused))
+    names = [wrong, refused, plain]
+    assert MooncakeStore(client).put([pool.pages(names)], 1.0) == [[Code.OK, Code.FAILED, Code.OK]]
+    client = Scripted({}, pool.key(refused))
+    names = [refused, plain, refused, plain]
+    assert MooncakeStore(client).put([pool.pages(names)], 1.0) == [
+        [Code.FAILED, Code.OK, Code.FAILED, Code.OK]
+    ]
+    assert client.puts == [[pool.key(refused), pool.key(plain)]]
 
 
 def test_a_key_that_comes_twice_is_put_once_and_answered_alike(
