@@ -10,10 +10,11 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-import hicache_mooncake
-import hicache_shared
 import pytest
 from packaging.requirements import Requirement
+
+import hicache_mooncake
+import hicache_shared
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
