@@ -1,0 +1,113 @@
+"""What the suite needs to know of a backend, and its way behind the contract."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
+from hicache_shared.hostmem import aligned_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a harness offers beyond the contract. Everything is off unless said.
+
+    Attributes:
+        raw: objects can be listed, read, planted and deleted by their full key.
+        limited: :meth:`Harness.make_limited` makes a backend on a store of little space.
+        faults: :meth:`Harness.fault` makes the store fail.
+    """
+
+    raw: bool = False
+    limited: bool = False
+    faults: bool = False
+
+
+class Harness(ABC):
+    """One store, and backends on it. All backends of a harness share what is stored.
+
+    Use as a context manager; leaving it stops whatever it started.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities] = Capabilities()
+
+    def __enter__(self) -> Harness:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def make(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        """A backend as SGLang's factory would make it: ``cls(config, {})``."""
+
+    def make_own(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        """A backend that shares no client with others, for tests that close it under load."""
+        return self.make(config)
+
+    def make_limited(
+        self, config: HiCacheStorageConfig, wanted_bytes: int
+    ) -> AbstractContextManager[tuple[HiCacheStorage, int]]:
+        """A backend on an empty store of its own, and the bytes that store holds.
+
+        They are ``wanted_bytes``, or the smallest size above that the store can have.
+        """
+        raise NotImplementedError
+
+    def fault(self) -> AbstractContextManager[None]:
+        """While inside, every call to the native store fails as it does when it is broken."""
+        return nullcontext()
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory for pools, ``uint8[nbytes]``; some clients take only their own."""
+        return aligned_bytes(nbytes)
+
+    def settle(self) -> None:
+        """Wait until what was stored can be read, where that takes a moment."""
+
+    def raw_keys(self) -> list[str]:
+        raise NotImplementedError
+
+    def raw_get(self, key: str) -> bytes | None:
+        raise NotImplementedError
+
+    def raw_put(self, key: str, value: bytes) -> None:
+        """Plant an object, over another of that key if there is one."""
+        raise NotImplementedError
+
+    def raw_delete(self, key: str) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop what was started."""
+
+
+def storage_config(
+    *, is_mla_model: bool, extra: dict[str, Any] | None = None, **changes: Any
+) -> HiCacheStorageConfig:
+    """A configuration of one rank alone, with the given fields changed.
+
+    ``extra`` is added to an extra config that names the model in full.
+    """
+    fields: dict[str, Any] = {
+        "tp_rank": 0,
+        "tp_size": 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "attn_cp_rank": 0,
+        "attn_cp_size": 1,
+        "enable_storage_metrics": False,
+        "is_page_first_layout": True,
+        "model_name": "suite",
+    }
+    named = {"model_id": "suite/model", "revision": "r1", "kv_cache_dtype": "auto"}
+    return HiCacheStorageConfig(
+        is_mla_model=is_mla_model, extra_config={**named, **(extra or {})}, **{**fields, **changes}
+    )

@@ -1,0 +1,201 @@
+"""One rank of an engine: a model's host pools, and a backend they are registered with."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hicache_shared.contract import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolTransfer,
+)
+from hicache_shared.hostmem import byte_view
+from hicache_shared.hostpool import AssembledModel, build, preset
+from hicache_shared.layout import Access, buffers_of, is_logical, layouts_of
+from hicache_shared.testing.harness import Harness, storage_config
+
+KV = "kv"
+PAGES = 16
+"""Host pages of every pool in the suite."""
+
+LAYERS_DIV = {"mamba": 18}
+"""Models whose layers are large are cut down more."""
+
+
+def chain(pages: int, salt: str = "") -> list[str]:
+    """Page hashes as SGLang chains them: each over all before it. Fresh for a new salt."""
+    hashes: list[str] = []
+    for page in range(pages):
+        before = hashes[-1] if hashes else salt
+        hashes.append(hashlib.sha256(f"{before}/{page}".encode()).hexdigest())
+    return hashes
+
+
+class Rank:
+    """Host pools of one model on one rank, registered in SGLang's order.
+
+    Args:
+        backend: a fresh backend.
+        model: the host pools.
+        config: what the backend was made with.
+    """
+
+    def __init__(
+        self, backend: HiCacheStorage, model: AssembledModel, config: HiCacheStorageConfig
+    ) -> None:
+        self.backend = backend
+        self.model = model
+        self.config = config
+        register(backend, model)
+
+    @classmethod
+    def make(
+        cls,
+        harness: Harness,
+        model: str,
+        layout: str,
+        *,
+        own_client: bool = False,
+        extra: dict[str, Any] | None = None,
+        **changes: Any,
+    ) -> Rank:
+        """A rank of a preset.
+
+        Args:
+            harness: makes the backend.
+            model: the preset's name.
+            layout: memory layout of its pools.
+            own_client: whether the backend shares no client with others.
+            extra: settings for the extra config.
+            changes: fields of the storage configuration that differ from a rank alone.
+        """
+        assembled = small_model(harness, model, layout)
+        config = storage_config(is_mla_model=assembled.is_mla_model, extra=extra, **changes)
+        make = harness.make_own if own_client else harness.make
+        return cls(make(config), assembled, config)
+
+    @property
+    def pools(self) -> dict[str, Any]:
+        """Every physical pool by name, KV first where it has bytes."""
+        entries = self.model.group.entries
+        return {str(e.name): e.host_pool for e in entries if not is_logical(e.host_pool)}
+
+    @property
+    def windows(self) -> dict[str, int]:
+        """Pages of the window of each pool that needs only a prefix's last pages."""
+        return {str(p.name): p.window_pages for p in self.model.pools if p.window_pages}
+
+    def transfer(self, name: str, keys: list[str], pages: Sequence[int]) -> PoolTransfer:
+        """What moves ``keys[i]`` to or from host page ``pages[i]``."""
+        width = self.model.group.get_pool(name).page_size
+        starts = np.asarray(pages, dtype=np.int64).reshape(-1, 1) * width
+        return PoolTransfer(
+            name, host_indices=(starts + np.arange(width)).reshape(-1), keys=list(keys)
+        )
+
+    def set(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
+        """Store host pages, KV by v1 and the others by v2."""
+        transfer = self.transfer(name, keys, pages)
+        if name == KV:
+            return self.backend.batch_set_v1(list(keys), transfer.host_indices)
+        return self.backend.batch_set_v2([transfer])[name]
+
+    def get(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
+        """Fill host pages, KV by v1 and the others by v2."""
+        transfer = self.transfer(name, keys, pages)
+        if name == KV:
+            return self.backend.batch_get_v1(list(keys), transfer.host_indices)
+        return self.backend.batch_get_v2([transfer])[name]
+
+    def set_everywhere(self, keys: list[str], pages: Sequence[int]) -> None:
+        """Store the same pages of every pool; all must succeed."""
+        for name in self.pools:
+            assert self.set(name, keys, pages) == [True] * len(keys), f"set of pool {name}"
+
+    def questions(self) -> list[PoolTransfer]:
+        """Every sidecar as a hit query asks about it."""
+        return [self.question(str(e.name)) for e in self.model.group.entries if str(e.name) != KV]
+
+    def question(self, name: str) -> PoolTransfer:
+        """A sidecar in a hit query: keys None, or as many placeholders as its window has pages."""
+        window = self.windows.get(name)
+        if window is None:
+            return PoolTransfer(name, hit_policy=PoolHitPolicy.ALL_PAGES)
+        return PoolTransfer(
+            name, keys=["placeholder"] * window, hit_policy=PoolHitPolicy.TRAILING_PAGES
+        )
+
+    def hit(self, keys: list[str]) -> int:
+        """Pages of ``keys`` that can be restored from every pool."""
+        return self.backend.batch_exists_v2(keys, self.questions()).kv_hit_pages
+
+    def fill(self, seed: int) -> None:
+        """Random bytes in every byte of every pool."""
+        generator = np.random.default_rng(seed)
+        for array in self._memory():
+            array[:] = generator.integers(0, 256, array.nbytes, dtype=np.uint8)
+
+    def image(self) -> list[npt.NDArray[np.uint8]]:
+        """A copy of every byte of every pool, also of those that belong to no page."""
+        return [array.copy() for array in self._memory()]
+
+    def page(self, name: str, page: int) -> bytes:
+        """The bytes of one host page, component after component."""
+        return b"".join(view.tobytes() for view in self._components(name, page))
+
+    def page_components(self, name: str) -> int:
+        return len(self._components(name, 0))
+
+    def put_page(self, name: str, page: int, value: bytes) -> None:
+        """Write one host page."""
+        offset = 0
+        for view in self._components(name, page):
+            view[:] = np.frombuffer(value[offset : offset + view.nbytes], np.uint8)
+            offset += view.nbytes
+
+    def _memory(self) -> list[npt.NDArray[np.uint8]]:
+        return [
+            byte_view(buffer)
+            for name, pool in self.pools.items()
+            for buffer in buffers_of(name, pool)
+        ]
+
+    def _components(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
+        (layout,) = layouts_of(name, self.pools[name])
+        assert layout.access is Access.AFFINE
+        (addresses,) = layout.addresses([page])
+        starts = addresses if isinstance(addresses, list) else [addresses]
+        return [
+            _view(start, nbytes)
+            for start, nbytes in zip(starts, layout.component_bytes, strict=True)
+        ]
+
+
+def register(backend: HiCacheStorage, model: AssembledModel) -> None:
+    """Register a model's pools in the order that SGLang 0.5.23 does."""
+    backend.register_mem_pool_host(model.group.anchor_entry.host_pool)
+    for entry in model.group.entries:
+        backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
+    backend.on_host_pools_registered()
+
+
+def small_model(harness: Harness, model: str, layout: str) -> AssembledModel:
+    """A preset with its structure whole and its layers cut down, on the harness's memory."""
+    return build(
+        preset(model),
+        pages=PAGES,
+        layout=layout,
+        layers_div=LAYERS_DIV.get(model, 12),
+        allocate=harness.allocate,
+    )
+
+
+def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)

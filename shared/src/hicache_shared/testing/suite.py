@@ -1,0 +1,528 @@
+"""The conformance suite: what every backend does, for every model and memory layout.
+
+Each test writes through the contract and, where it can, looks behind it. The numbers in
+names are those of ``docs/cases.md``: faults that people met in other adapters.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hicache_shared.contract import PoolTransfer
+from hicache_shared.errors import HiCacheError, LayoutError, UnknownPoolError
+from hicache_shared.hostpool import PRESETS, AssembledModel, build, legal_layouts, preset
+from hicache_shared.layout import MEMORY_LAYOUTS, is_logical, layouts_of
+from hicache_shared.testing.harness import Harness, storage_config
+from hicache_shared.testing.oracle import restorable_prefixes
+from hicache_shared.testing.rank import KV, PAGES, Rank, chain, register, small_model
+
+LEGAL_PAIRS = [(model, layout) for model in PRESETS for layout in legal_layouts(preset(model))]
+ILLEGAL_PAIRS = [
+    (model, layout)
+    for model in PRESETS
+    for layout in MEMORY_LAYOUTS
+    if (model, layout) not in LEGAL_PAIRS
+]
+
+TRAILING_PAIRS = [p for p in LEGAL_PAIRS if any(q.window_pages for q in preset(p[0]).pools)]
+LOGICAL_PAIRS = [p for p in LEGAL_PAIRS if preset(p[0]).pools[0].geometry.kind == "logical"]
+
+NewRank = Callable[..., Rank]
+
+
+class BackendSuite:
+    """Subclass it in a module that has a fixture ``harness``; everything else is inherited."""
+
+    @pytest.fixture(params=LEGAL_PAIRS, ids="-".join)
+    def pair(self, request: pytest.FixtureRequest) -> tuple[str, str]:
+        """A model and a memory layout."""
+        pair: tuple[str, str] = request.param
+        return pair
+
+    @pytest.fixture
+    def new_rank(self, harness: Harness, pair: tuple[str, str]) -> Iterator[NewRank]:
+        """Makes ranks of the pair; their backends are closed after the test."""
+        ranks: list[Rank] = []
+
+        def make(**changes: Any) -> Rank:
+            ranks.append(Rank.make(harness, *pair, **changes))
+            return ranks[-1]
+
+        yield make
+        for rank in ranks:
+            rank.backend.close()  # type: ignore[attr-defined]
+
+    @pytest.fixture
+    def rank(self, new_rank: NewRank) -> Rank:
+        return new_rank()
+
+    @pytest.fixture
+    def keys(self, request: pytest.FixtureRequest) -> list[str]:
+        """Eight page hashes that no other test uses."""
+        return chain(8, request.node.nodeid)
+
+    # -- bytes ------------------------------------------------------------------------
+
+    def test_pages_come_back_byte_exact_and_nothing_else_changes(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        """Case 3: every component, also of unequal sizes, into other host pages."""
+        rank.fill(1)
+        stored = {name: [rank.page(name, page) for page in range(8)] for name in rank.pools}
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        rank.fill(2)
+        before = rank.image()
+        targets = [15, 8, 14, 0, 3, 9, 12, 5]
+        other = {name: [rank.page(name, page) for page in targets] for name in rank.pools}
+        for name in rank.pools:
+            assert rank.get(name, keys, targets) == [True] * 8
+            assert [rank.page(name, page) for page in targets] == stored[name]
+        for name in rank.pools:
+            for page, value in zip(targets, other[name], strict=True):
+                rank.put_page(name, page, value)
+        after = rank.image()
+        assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
+
+    def test_all_pools_in_one_call_come_back_byte_exact(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(3)
+        sidecars = [name for name in rank.pools if name != KV]
+        stored = {name: [rank.page(name, page) for page in range(8)] for name in sidecars}
+        puts = [rank.transfer(name, keys, range(8)) for name in sidecars]
+        assert rank.backend.batch_set_v2(puts) == {name: [True] * 8 for name in sidecars}
+        harness.settle()
+        rank.fill(4)
+        gets = [rank.transfer(name, keys, range(8, 16)) for name in sidecars]
+        assert rank.backend.batch_get_v2(gets) == {name: [True] * 8 for name in sidecars}
+        for name in sidecars:
+            assert [rank.page(name, page) for page in range(8, 16)] == stored[name]
+
+    def test_case_08_every_key_has_one_answer_in_order(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(5)
+        for name in rank.pools:
+            for count in (0, 1, 3, 8):
+                answers = rank.set(name, keys[:count], range(count))
+                assert answers == [True] * count
+                assert all(type(answer) is bool for answer in answers)
+        harness.settle()
+        absent = chain(8, keys[0])
+        mixed = [keys[0], absent[1], keys[2], keys[3], absent[4], keys[5], absent[6], keys[7]]
+        for name in rank.pools:
+            answers = rank.get(name, mixed, range(8, 16))
+            assert answers == [True, False, True, True, False, True, False, True]
+            assert all(type(answer) is bool for answer in answers)
+
+    def test_case_10_an_object_is_exactly_the_page_that_the_pool_describes(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        needs(harness, "raw")
+        rank.fill(6)
+        for name in rank.pools:
+            before = set(harness.raw_keys())
+            assert rank.set(name, keys[:1], [2]) == [True]
+            objects = [harness.raw_get(key) for key in set(harness.raw_keys()) - before]
+            assert sum(len(value or b"") for value in objects) == len(rank.page(name, 2))
+            assert b"".join(value or b"" for value in objects) == rank.page(name, 2)
+
+    def test_case_13_one_absent_page_leaves_its_neighbours_whole(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(7)
+        pages = range(8)
+        stored = {name: [rank.page(name, page) for page in pages] for name in rank.pools}
+        some = [page for page in pages if page != 3]
+        for name in rank.pools:
+            assert all(rank.set(name, [keys[page] for page in some], some))
+        harness.settle()
+        rank.fill(8)
+        for name in rank.pools:
+            assert rank.get(name, keys, pages) == [page != 3 for page in pages]
+            assert [rank.page(name, page) for page in some] == [stored[name][p] for p in some]
+
+    def test_case_14_a_key_keeps_the_bytes_it_was_stored_with(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(9)
+        first = {name: rank.page(name, 0) for name in rank.pools}
+        rank.set_everywhere(keys[:1], [0])
+        rank.fill(10)
+        rank.set_everywhere(keys[:1], [0])
+        harness.settle()
+        for name in rank.pools:
+            assert rank.get(name, keys[:1], [5]) == [True]
+            assert rank.page(name, 5) == first[name]
+
+    def test_no_reference_to_host_memory_is_kept_after_a_set(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(11)
+        stored = {name: rank.page(name, 0) for name in rank.pools}
+        rank.set_everywhere(keys[:1], [0])
+        rank.fill(12)
+        harness.settle()
+        for name in rank.pools:
+            assert rank.get(name, keys[:1], [1]) == [True]
+            assert rank.page(name, 1) == stored[name]
+
+    def test_a_page_stored_twice_in_one_call_is_stored_once(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(13)
+        for name in rank.pools:
+            assert rank.set(name, [keys[0], keys[1], keys[0]], [0, 1, 0]) == [True] * 3
+            harness.settle()
+            stored = rank.page(name, 0)
+            assert rank.get(name, [keys[0], keys[0]], [4, 5]) == [True, True]
+            assert rank.page(name, 4) == rank.page(name, 5) == stored
+
+    # -- identity -----------------------------------------------------------------------
+
+    @pytest.mark.parametrize("field", ["model_id", "revision", "kv_cache_dtype", "namespace"])
+    def test_case_02_another_deployment_never_hits(
+        self, harness: Harness, new_rank: NewRank, keys: list[str], field: str
+    ) -> None:
+        one, other = new_rank(), new_rank(extra={field: "other"})
+        one.fill(14)
+        one.set_everywhere(keys, range(8))
+        harness.settle()
+        assert one.hit(keys) == 8
+        assert other.hit(keys) == 0
+        for name in other.pools:
+            assert other.get(name, keys, range(8)) == [False] * 8
+
+    def test_case_02_an_object_of_another_size_is_a_miss(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        needs(harness, "raw")
+        rank.fill(15)
+        for name in rank.pools:
+            before = set(harness.raw_keys())
+            assert all(rank.set(name, keys[:1], [0]))
+            (short, *_) = set(harness.raw_keys()) - before
+            before = set(harness.raw_keys())
+            assert all(rank.set(name, keys[1:2], [1]))
+            (long, *_) = set(harness.raw_keys()) - before
+            assert all(rank.set(name, keys[2:3], [2]))
+            value = harness.raw_get(short)
+            assert value is not None
+            harness.raw_put(short, value[:-1])
+            harness.raw_put(long, value + b"\0")
+            whole = rank.page(name, 2)
+            assert rank.get(name, keys[:3], [8, 9, 10]) == [False, False, True]
+            assert rank.page(name, 10) == whole
+
+    def test_case_04_replicated_pools_are_shared_by_ranks_and_sharded_ones_never(
+        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    ) -> None:
+        zero, one = new_rank(tp_rank=0, tp_size=2), new_rank(tp_rank=1, tp_size=2)
+        zero.fill(16)
+        zero.set_everywhere(keys, range(8))
+        harness.settle()
+        for name in zero.pools:
+            replicated = zero.model.is_mla_model and name != "mamba"
+            assert one.get(name, keys, range(8)) == [replicated] * 8
+            if replicated:
+                assert one.page(name, 7) == zero.page(name, 7)
+
+    def test_case_02_another_tp_size_hits_replicated_pools_only(
+        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    ) -> None:
+        two, four = new_rank(tp_rank=0, tp_size=2), new_rank(tp_rank=0, tp_size=4)
+        two.fill(17)
+        two.set_everywhere(keys, range(8))
+        harness.settle()
+        for name in two.pools:
+            replicated = two.model.is_mla_model and name != "mamba"
+            assert four.get(name, keys, range(8)) == [replicated] * 8
+
+    @pytest.mark.parametrize("ranks", ["pp", "attn_cp"])
+    def test_case_05_each_stage_and_rank_reads_its_own_bytes(
+        self, harness: Harness, new_rank: NewRank, keys: list[str], ranks: str
+    ) -> None:
+        pair = [new_rank(**{f"{ranks}_rank": i, f"{ranks}_size": 2}) for i in range(2)]
+        for i, rank in enumerate(pair):
+            rank.fill(18 + i)
+            rank.set_everywhere(keys, range(8))
+        harness.settle()
+        stored = [{name: rank.page(name, 3) for name in rank.pools} for rank in pair]
+        for rank, own in zip(pair, stored, strict=True):
+            rank.fill(20)
+            for name in rank.pools:
+                assert rank.get(name, keys[3:4], [0]) == [True]
+                assert rank.page(name, 0) == own[name]
+
+    # -- hits -----------------------------------------------------------------------------
+
+    def test_case_01_prefixes_are_intersected_over_pools(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        """Pages of every pool at random; the definitions say which prefixes are legal."""
+        generator = random.Random(keys[0])
+        rank.fill(21)
+        for _ in range(6):
+            hashes = chain(8, str(generator.random()))
+            held = {
+                name: {page for page in range(8) if generator.random() < 0.8} for name in rank.pools
+            }
+            for name, pages in held.items():
+                rank.set(name, [hashes[page] for page in pages], sorted(pages))
+            harness.settle()
+            result = rank.backend.batch_exists_v2(hashes, rank.questions())
+            expected = restorable_prefixes(8, held, rank.windows)
+            assert result.restorable_prefix_pages == expected
+            assert result.kv_hit_pages == max(expected, default=0)
+            assert type(result.restorable_prefix_pages) is list
+
+    @pytest.mark.parametrize("pair", TRAILING_PAIRS, ids="-".join, indirect=True)
+    def test_case_01_the_minimum_of_maxima_is_not_the_answer(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        """A trailing pool serves {1, 3} of three pages, the others {1, 2}: the answer is 1."""
+        trailing = [name for name in rank.pools if name in rank.windows]
+        rank.fill(22)
+        for name in rank.pools:
+            pages = [0, 2] if name in trailing else [0, 1]
+            assert all(rank.set(name, [keys[page] for page in pages], pages))
+        harness.settle()
+        questions = rank.questions()
+        for question in questions:
+            if question.keys is not None:
+                question.keys = ["placeholder"]
+        result = rank.backend.batch_exists_v2(keys[:3], questions)
+        assert (result.kv_hit_pages, result.restorable_prefix_pages) == (1, [1])
+
+    def test_case_06_a_sidecar_that_was_never_stored_is_no_hit(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(23)
+        names = list(rank.pools)
+        for missing in names:
+            hashes = chain(4, keys[0] + missing)
+            for name in names:
+                if name != missing:
+                    rank.set(name, hashes, range(4))
+            harness.settle()
+            assert rank.hit(hashes) == 0
+
+    def test_case_06_an_unregistered_pool_is_an_error_that_names_it(
+        self, rank: Rank, keys: list[str]
+    ) -> None:
+        ghost = PoolTransfer("ghost_pool", host_indices=np.arange(1), keys=keys[:1])
+        with pytest.raises(UnknownPoolError, match="ghost_pool"):
+            rank.backend.batch_exists_v2(keys, [PoolTransfer("ghost_pool")])
+        with pytest.raises(UnknownPoolError, match="ghost_pool"):
+            rank.backend.batch_get_v2([ghost])
+        with pytest.raises(UnknownPoolError, match="ghost_pool"):
+            rank.backend.batch_set_v2([ghost])
+
+    @pytest.mark.parametrize("pair", LOGICAL_PAIRS, ids="-".join, indirect=True)
+    def test_case_07_a_logical_anchor_moves_nothing_and_the_sidecars_decide(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        anchor = rank.model.group.anchor_entry.host_pool
+        slots = np.arange(8 * anchor.page_size)
+        before = set(harness.raw_keys()) if harness.capabilities.raw else set()
+        assert rank.backend.batch_set_v1(keys, slots) == [True] * 8
+        assert rank.backend.batch_get_v1(keys, slots) == [True] * 8
+        kv = PoolTransfer(KV, host_indices=slots, keys=keys)
+        assert rank.backend.batch_set_v2([kv]) == {KV: [True] * 8}
+        if harness.capabilities.raw:
+            assert set(harness.raw_keys()) <= before
+        assert rank.backend.batch_exists(keys) == 0, "an anchor alone has nothing to restore"
+        assert rank.hit(keys) == 0
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        assert rank.hit(keys) == 8
+
+    def test_case_16_a_hole_at_the_start_is_no_hit(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(24)
+        for name in rank.pools:
+            pages = range(1, 8) if name not in rank.windows else range(8)
+            assert all(rank.set(name, [keys[page] for page in pages], pages))
+        harness.settle()
+        result = rank.backend.batch_exists_v2(keys, rank.questions())
+        assert (result.kv_hit_pages, result.restorable_prefix_pages) == (0, [])
+
+    def test_a_chain_longer_than_what_is_stored_hits_what_is_stored(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        rank.fill(25)
+        hashes = keys + chain(200, keys[0])
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        assert rank.hit(hashes) == 8
+        assert rank.hit([]) == 0
+
+    # -- misuse ------------------------------------------------------------------------------
+
+    def test_indices_that_do_not_fit_are_an_error_and_move_nothing(
+        self, rank: Rank, keys: list[str]
+    ) -> None:
+        before = rank.image()
+        for name, pool in rank.pools.items():
+            width, size = pool.page_size, pool.size
+            wrong = {
+                "too few": np.arange(width * 2 - 1) if width > 1 else np.arange(1),
+                "too many": np.arange(width * 3),
+                "past the end": np.arange(size - width, size + width),
+                "negative": np.arange(-width, width),
+                "twice": np.concatenate([np.arange(width)] * 2),
+            }
+            if width > 1:
+                wrong["unaligned"] = np.arange(1, 2 * width + 1)
+            for indices in wrong.values():
+                transfer = PoolTransfer(name, host_indices=indices, keys=keys[:2])
+                with pytest.raises(HiCacheError, match=name):
+                    rank.backend.batch_get_v2([transfer])
+                with pytest.raises(HiCacheError, match=name):
+                    rank.backend.batch_set_v2([transfer])
+        assert all(np.array_equal(a, b) for a, b in zip(before, rank.image(), strict=True))
+
+    def test_case_18_registering_the_same_storage_again_changes_nothing(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        register(rank.backend, rank.model)
+        rank.fill(26)
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        assert rank.hit(keys) == 8
+
+    def test_a_pool_that_is_registered_late_works_like_the_others(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        late = small_model(harness, "mla", "page_first").group.anchor_entry.host_pool
+        rank.backend.register_mem_host_pool_v2(late, "a_pool_of_tomorrow")
+        transfer = PoolTransfer(
+            "a_pool_of_tomorrow", host_indices=np.arange(2 * late.page_size), keys=keys[:2]
+        )
+        assert rank.backend.batch_set_v2([transfer]) == {"a_pool_of_tomorrow": [True, True]}
+        harness.settle()
+        assert rank.backend.batch_get_v2([transfer]) == {"a_pool_of_tomorrow": [True, True]}
+
+    # -- faults, clear, close ------------------------------------------------------------------
+
+    def test_case_09_a_fault_of_the_store_is_an_answer(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        needs(harness, "faults")
+        rank.fill(27)
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        with harness.fault():
+            assert rank.hit(keys) == 0
+            for name in rank.pools:
+                assert rank.get(name, keys, range(8)) == [False] * 8
+                assert rank.set(name, chain(8, name), range(8)) == [False] * 8
+        assert rank.hit(keys) == 8, "the backend works again when the store does"
+
+    def test_case_11_clear_empties_this_namespace_at_once_and_nothing_else(
+        self, harness: Harness, new_rank: NewRank, keys: list[str], request: Any
+    ) -> None:
+        mine, other = (new_rank(extra={"namespace": f"{keys[0][:8]}{i}"}) for i in range(2))
+        for rank in (mine, other):
+            rank.fill(28)
+            rank.set_everywhere(keys, range(8))
+            harness.settle()
+            for name in rank.pools:
+                assert all(rank.get(name, keys, range(8)))
+        mine.backend.clear()
+        assert mine.hit(keys) == 0
+        for name in mine.pools:
+            assert mine.get(name, keys, range(8)) == [False] * 8
+        assert other.hit(keys) == 8
+        mine.set_everywhere(keys, range(8))
+        harness.settle()
+        assert mine.hit(keys) == 8, "the store takes pages after a clear"
+
+    def test_case_12_a_full_store_takes_what_fits_and_says_what_it_took(
+        self, harness: Harness, pair: tuple[str, str], keys: list[str]
+    ) -> None:
+        needs(harness, "limited")
+        model = small_model(harness, *pair)
+        config = storage_config(is_mla_model=model.is_mla_model)
+        name, page_bytes = _largest_pool(model)
+        with harness.make_limited(config, 4 * page_bytes) as (backend, capacity_bytes):
+            rank = Rank(backend, model, config)
+            rank.fill(30)
+            stored = 0
+            while stored * page_bytes < 2 * capacity_bytes:
+                hashes = chain(8, f"{keys[0]}/{stored}")
+                answers = rank.set(name, hashes, range(8))
+                taken = [page for page, answer in enumerate(answers) if answer]
+                targets = range(8, 8 + len(taken))
+                assert all(rank.get(name, [hashes[page] for page in taken], targets))
+                read = [rank.page(name, target) for target in targets]
+                assert read == [rank.page(name, page) for page in taken]
+                stored += len(taken)
+                if len(taken) < 8:
+                    break
+            assert stored >= capacity_bytes // page_bytes // 2
+
+    def test_case_15_no_interleaving_of_close_and_calls_crashes(
+        self, new_rank: NewRank, keys: list[str], pair: tuple[str, str]
+    ) -> None:
+        rank = new_rank(own_client=True)
+        rank.fill(29)
+        start = threading.Barrier(5)
+
+        def work(call: Callable[[], object]) -> None:
+            start.wait()
+            for _ in range(20):
+                call()
+
+        def close() -> None:
+            start.wait()
+            rank.backend.close()  # type: ignore[attr-defined]
+
+        name = next(iter(rank.pools))
+        with ThreadPoolExecutor(5) as threads:
+            running = [
+                threads.submit(work, lambda: rank.set(name, keys, range(8))),
+                threads.submit(work, lambda: rank.get(name, keys, range(8, 16))),
+                threads.submit(work, lambda: rank.hit(keys)),
+                threads.submit(work, lambda: rank.backend.batch_exists(keys)),
+                threads.submit(close),
+            ]
+        for future in running:
+            future.result()
+        assert rank.get(name, keys, range(8)) == [False] * 8
+        assert rank.set(name, keys, range(8)) == [False] * 8
+        assert rank.hit(keys) == 0
+        rank.backend.close()  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(("model", "layout"), ILLEGAL_PAIRS)
+    def test_an_illegal_pair_of_model_and_layout_is_an_error_that_names_the_layout(
+        self, harness: Harness, model: str, layout: str
+    ) -> None:
+        with pytest.raises(LayoutError, match=layout):
+            build(preset(model), pages=PAGES, layout=layout, allocate=harness.allocate)
+
+
+def _largest_pool(model: AssembledModel) -> tuple[str, int]:
+    """The name and page bytes of the physical pool with the largest pages."""
+    sizes = {
+        str(entry.name): layouts_of(str(entry.name), entry.host_pool)[0].page_bytes
+        for entry in model.group.entries
+        if not is_logical(entry.host_pool)
+    }
+    name = max(sizes, key=sizes.__getitem__)
+    return name, sizes[name]
+
+
+def needs(harness: Harness, capability: str) -> None:
+    """Skip, saying so, where a harness does not offer what a test needs."""
+    if not getattr(harness.capabilities, capability):
+        pytest.skip(f"not supported: the harness of {harness.name} has no {capability!r}")
