@@ -517,6 +517,20 @@ def test_misaligned_indices_and_flat_pages_of_another_size_are_refused(kind, lay
             pool.set_from_flat_data_page(0, page[:-1])
 
 
+@pytest.mark.parametrize(
+    ("pool_class", "geometry"),
+    [
+        (MHAHostPool, SHAPED["mha_asymmetric"]),
+        (AsymmetricMHAHostPool, SHAPED["mha"]),
+        (V4PagedHostPool, SHAPED["deepseek_v4_state"]),
+        (V4StateHostPool, SHAPED["deepseek_v4_paged"]),
+    ],
+)
+def test_a_pool_refuses_the_geometry_of_another_kind(pool_class, geometry):
+    with pytest.raises(LayoutError, match=pool_class.kind):
+        pool_class(geometry, pages=1, page_size=1, layout="page_first", label="x")
+
+
 def test_heads_split_in_page_head_alone_and_evenly():
     geometry = MHAGeometry(layers=1, head_num=4, head_dim=2)
     with pytest.raises(LayoutError, match="page_head only"):
