@@ -17,11 +17,15 @@ from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, StoredPool
 
 
 class Shelf:
-    """Objects by full key, behind any number of stores. Thread-safe."""
+    """Objects by full key, behind any number of stores. Thread-safe.
+
+    While ``broken``, every call of its stores raises, as a client might.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.objects: dict[str, bytes] = {}
+        self.broken = False
 
 
 class MemoryStore:
@@ -90,6 +94,8 @@ class MemoryStore:
     def _objects(self) -> dict[str, bytes]:
         if self._closed:
             raise RuntimeError("a call after close")
+        if self._shelf.broken:
+            raise ConnectionError("the shelf is broken")
         return self._shelf.objects
 
     def _pages(self, batch: PageBatch) -> list[tuple[str, list[tuple[int, int]]]]:

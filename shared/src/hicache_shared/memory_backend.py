@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from pydantic import Field
-
 from hicache_shared.backend import HiCacheBackend
-from hicache_shared.config import CommonConfig
+from hicache_shared.config import CommonConfig, setting
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.memory import MemoryStore, Shelf
 
@@ -15,11 +13,20 @@ _shelves: dict[str, Shelf] = {}
 _shelves_lock = threading.Lock()
 
 
+def shelf_named(name: str) -> Shelf:
+    """The process-wide shelf of that name."""
+    with _shelves_lock:
+        return _shelves.setdefault(name, Shelf())
+
+
 class MemoryConfig(CommonConfig):
     """Settings of the reference backend."""
 
-    shelf: str = Field(
-        "default", description="Name of the process-wide shelf that backends of one name share."
+    shelf: str = setting(
+        "default",
+        env="HICACHE_MEMORY_SHELF",
+        example="default",
+        description="Name of the process-wide shelf that backends of one name share.",
     )
 
 
@@ -30,5 +37,4 @@ class MemoryBackend(HiCacheBackend):
     config_type = MemoryConfig
 
     def open_store(self, config: MemoryConfig, storage_config: HiCacheStorageConfig) -> MemoryStore:
-        with _shelves_lock:
-            return MemoryStore(_shelves.setdefault(config.shelf, Shelf()))
+        return MemoryStore(shelf_named(config.shelf))

@@ -1,0 +1,202 @@
+"""The repository's sessions: ``python3 -m nox -l`` lists them.
+
+Sessions install and test the wheels built from the tree, never the source folders.
+Everything a session needs is set up by the session itself, system packages included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.2.9"
+nox.options.sessions = ["lint", "types", "tests"]
+nox.options.reuse_venv = "yes"
+
+ROOT = Path(__file__).parent
+PYTHON = "3.12"
+PYTHONS = ["3.11", PYTHON]
+SGLANG_PYTHON = "3.11"
+
+if sys.version_info[:2] != (3, 12) and shutil.which("python3.12") is None:
+    # nox would skip the sessions and call that a success.
+    sys.exit("Python 3.12 is needed and was not found: README.md says how to get one")
+
+SOURCES = ["shared/src", "packages/mooncake/src"]
+SHARED = "shared"
+ADAPTERS = {"mooncake": "packages/mooncake"}
+"""Folder of the adapter of each backend that has a distribution of its own."""
+
+CLIENT_VARIABLE = "HICACHE_MOONCAKE_CLIENT"
+CLIENTS = {
+    "non-cuda": ("client-non-cuda", "mooncake-transfer-engine-non-cuda"),
+    "cuda12": ("client", "mooncake-transfer-engine"),
+    "cuda13": ("client-cuda13", "mooncake-transfer-engine-cuda13"),
+}
+"""Extra of hicache-mooncake and distribution of each build of Mooncake's client."""
+
+LIBRARIES = {
+    "libibverbs.so.1": "libibverbs1",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+    "libstdc++.so.6": "libstdc++6",
+}
+"""Shared libraries that Mooncake's client needs, and the Debian package of each."""
+
+GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Check style, formatting and the changelog fragments."""
+    session.install(*group("lint"))
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("towncrier", "build", "--draft", "--version", "next", silent=True)
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Check types with mypy, in strict mode."""
+    session.install(*group("types"))
+    folders = [name for name in ("tests", "benchmarks") if any(Path(name).rglob("*.py"))]
+    session.run("mypy", *SOURCES, "noxfile.py", *folders)
+
+
+@nox.session(python=PYTHONS)
+def tests(session: nox.Session) -> None:
+    """Run all tests, on the reference and on the real backends; arguments go to pytest."""
+    wheels = install(session, ["mooncake"], group("tests"))
+    session.run(
+        "pytest",
+        "--ignore=tests/sglang",
+        *session.posargs,
+        env={
+            # A backend that does not start fails its tests; it does not skip them.
+            "HICACHE_REQUIRE_BACKEND": "1",
+            "HICACHE_WHEELS": str(wheels),
+            "PYTHONPATH": None,
+        },
+    )
+
+
+@nox.session(python=PYTHON)
+def roundtrip(session: nox.Session) -> None:
+    """Put a model's pages through a backend and compare every byte.
+
+    Arguments go to ``hicache roundtrip``. Standard output is that command's alone.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--backend", default="mooncake")
+    known, rest = parser.parse_known_args(session.posargs)
+    install(session, [known.backend] if known.backend in ADAPTERS else [], [])
+    session.run(
+        "hicache",
+        "roundtrip",
+        "--backend",
+        known.backend,
+        *rest,
+        env={"PYTHONPATH": None},
+        stderr=None,  # nox would join it to standard output
+    )
+
+
+@nox.session(python=PYTHON)
+def bench(session: nox.Session) -> None:
+    """Run the benchmarks; arguments go to each of them."""
+    install(session, ["mooncake"], [])
+    for script in sorted(Path("benchmarks").glob("*.py")):
+        session.run("python", str(script), *session.posargs, env={"PYTHONPATH": None})
+
+
+@nox.session(python=SGLANG_PYTHON)
+def sglang(session: nox.Session) -> None:
+    """Run the tests that need SGLang itself, on the CPU; arguments go to pytest."""
+    session.install("--no-deps", *group("sglang"))
+    install(session, ["mooncake"], [*group("tests"), *group("sglang-needs")])
+    session.run(
+        "pytest",
+        *(session.posargs or ["tests/sglang"]),
+        env={"HICACHE_REQUIRE_BACKEND": "1", "PYTHONPATH": None},
+    )
+
+
+@nox.session(python=PYTHON)
+def wheels(session: nox.Session) -> None:
+    """Build every wheel into dist/ and check its metadata."""
+    session.install(*group("wheels"))
+    built = build(session, [SHARED, *ADAPTERS.values()], ROOT / "dist")
+    session.run("twine", "check", "--strict", *map(str, built))
+
+
+def group(name: str) -> list[str]:
+    """Requirements of a dependency group of pyproject.toml."""
+    return list(nox.project.dependency_groups(GROUPS, name))
+
+
+def build(session: nox.Session, folders: list[str], target: Path) -> list[Path]:
+    """Build the wheels of some distributions into an emptied folder."""
+    shutil.rmtree(target, ignore_errors=True)
+    command = ["python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(target)]
+    session.run(*command, *(f"./{folder}" for folder in folders), silent=True)
+    return sorted(target.glob("*.whl"))
+
+
+def install(session: nox.Session, backends: list[str], extra: list[str]) -> Path:
+    """Install hicache-shared, adapters with their native clients, and further requirements.
+
+    Returns:
+        The folder of the wheels that were built and installed.
+    """
+    client = mooncake_client(session) if "mooncake" in backends else None
+    folder = Path(session.create_tmp()).resolve() / "wheels"
+    built = build(session, [SHARED, *(ADAPTERS[name] for name in backends)], folder)
+    # pip keeps an installed wheel of the same version, so ours are always put in anew.
+    paths = [str(path) for path in built]
+    session.install("--quiet", "--no-deps", "--force-reinstall", *paths, silent=True)
+    wanted = [f"{path}[{client}]" if "hicache_mooncake" in path else path for path in paths]
+    session.install("--quiet", *wanted, *extra, silent=True)
+    return folder
+
+
+def mooncake_client(session: nox.Session) -> str:
+    """Make ready for the chosen build of Mooncake's client; returns the extra to install."""
+    chosen = os.environ.get(CLIENT_VARIABLE, "non-cuda")
+    if chosen not in CLIENTS:
+        session.error(f"{CLIENT_VARIABLE} is {chosen!r}; it can be {', '.join(CLIENTS)}")
+    install_libraries(session)
+    # All builds share one import package: another one left in a reused environment goes.
+    others = [name for key, (_, name) in CLIENTS.items() if key != chosen]
+    session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *others, silent=True)
+    return CLIENTS[chosen][0]
+
+
+def install_libraries(session: nox.Session) -> None:
+    """Install the shared libraries of Mooncake's client with apt-get, or say which to install."""
+    packages = [package for library, package in LIBRARIES.items() if not loads(library)]
+    if not packages:
+        return
+    command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        session.error(
+            "Mooncake's client needs shared libraries that this machine lacks. On Debian or "
+            f"Ubuntu run, as root: apt-get update && {' '.join(command)}"
+        )
+    env = {"DEBIAN_FRONTEND": "noninteractive"}
+    session.run("apt-get", "update", external=True, silent=True)
+    session.run(*command, env=env, external=True, silent=True)
+
+
+def loads(library: str) -> bool:
+    """Whether the dynamic linker finds a shared library, whatever package brought it."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""All pages of one call as the flat lists that Mooncake's batch calls take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hicache_shared.store import KeyBatch, PageBatch
+
+T = TypeVar("T")
+
+
+def keys_of(batches: Sequence[KeyBatch] | Sequence[PageBatch]) -> list[str]:
+    """The full keys of all batches, in order."""
+    keys: list[str] = []
+    for batch in batches:
+        prefix = batch.pool.prefix
+        keys += [prefix + page for page in batch.hashes]
+    return keys
+
+
+def split(batches: Sequence[KeyBatch] | Sequence[PageBatch], flat: list[T]) -> list[list[T]]:
+    """Answers for all pages, cut back into one list a batch."""
+    if len(batches) == 1:
+        return [flat]
+    cut, start = [], 0
+    for batch in batches:
+        end = start + len(batch.hashes)
+        cut.append(flat[start:end])
+        start = end
+    return cut
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Attributes:
+    keys: the full key of each page.
+    sizes: bytes of each page.
+    addresses: an int a page; where ``parts`` is not None, a list of one int a component.
+    parts: None if every page is one buffer, else the bytes of each component, a list a page.
+    """
+
+    keys: list[str]
+    sizes: list[int]
+    addresses: list[Any]
+    parts: list[list[int]] | None
+
+    @classmethod
+    def of(cls, batches: Sequence[PageBatch]) -> Pages:
+        """Flatten; where one page has several components, every page goes as a list."""
+        keys = keys_of(batches)
+        sizes: list[int] = []
+        addresses: list[Any] = []
+        several = any(len(batch.pool.layout.component_bytes) > 1 for batch in batches)
+        parts: list[list[int]] | None = [] if several else None
+        for batch in batches:
+            components = list(batch.pool.layout.component_bytes)
+            sizes += [sum(components)] * len(batch.hashes)
+            if parts is None:
+                addresses += batch.addresses
+                continue
+            parts += [components] * len(batch.hashes)
+            addresses += (
+                [[address] for address in batch.addresses]
+                if len(components) == 1
+                else batch.addresses
+            )
+        return cls(keys, sizes, addresses, parts)
+
+    def subset(self, chosen: list[int]) -> Pages:
+        """The pages at the given positions."""
+        return Pages(
+            [self.keys[i] for i in chosen],
+            [self.sizes[i] for i in chosen],
+            [self.addresses[i] for i in chosen],
+            None if self.parts is None else [self.parts[i] for i in chosen],
+        )
