@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from mooncake_pools import TestPool
+from mooncake_stores import connected, forget
 
-from hicache_mooncake.client import connect
-from hicache_mooncake.config import MooncakeConfig
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_mooncake.testing import RawMooncake
 
-Connect = Callable[..., MooncakeStore]
 _numbers = itertools.count()
-
-
-def connected(master: MooncakeMaster, segment_bytes: int, **settings: object) -> MooncakeStore:
-    """A store over a client of its own."""
-    config = MooncakeConfig.model_validate(
-        {
-            "master_server_address": master.address,
-            "local_hostname": "127.0.0.1",
-            "protocol": "tcp",
-            **settings,
-        }
-    )
-    return MooncakeStore(connect(config, segment_bytes=segment_bytes))
 
 
 @pytest.fixture(scope="session")
@@ -78,13 +63,3 @@ def pools(namespace: str, store: MooncakeStore) -> Iterator[list[TestPool]]:
     yield made
     forget(store, made)
     store.clear(namespace)
-
-
-def forget(store: MooncakeStore, pools: list[TestPool]) -> None:
-    """Take the pools' memory out of a store that outlives it."""
-    ours = {region for pool in pools for region in pool.stored.layout.regions}
-    for region in store._regions.drain():
-        if region in ours:
-            store._client.unregister(region.address)
-        else:
-            store._regions.add(region)

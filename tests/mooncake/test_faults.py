@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import connected
 from mooncake_pools import TestPool, hashes
+from mooncake_stores import connected
 
 from hicache_mooncake import client as client_module
 from hicache_mooncake import health as health_module
@@ -126,7 +126,7 @@ def test_a_frozen_master_gives_bounded_answers(own_master: MooncakeMaster) -> No
 HOLDER = """
 import sys
 from types import SimpleNamespace
-from conftest import connected
+from mooncake_stores import connected
 store = connected(SimpleNamespace(address=sys.argv[1]), 64 << 20)
 print("ready", flush=True)
 sys.stdin.read()
@@ -242,7 +242,7 @@ def test_a_process_ends_cleanly_and_the_client_writes_nothing_to_standard_output
     program = textwrap.dedent(
         """
         import sys
-        from conftest import connected
+        from mooncake_stores import connected
         from mooncake_pools import TestPool, hashes
         from types import SimpleNamespace
         store = connected(SimpleNamespace(address=sys.argv[1]), 16 << 20)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import forget
 from mooncake_pools import FILL, ArrayPool, TestPool, hashes
+from mooncake_stores import forget
 
 from hicache_mooncake.pages import Pages
 from hicache_mooncake.store import MooncakeStore
@@ -330,9 +330,20 @@ def test_a_clear_that_cannot_finish_raises(
     monkeypatch.setattr(store._client, "remove_matching", lambda pattern: -1)
     with pytest.raises(ClearError, match="code -1"):
         store.clear("hc1/x")
-    monkeypatch.setattr(store._client, "remove_matching", lambda pattern: 1)
-    with pytest.raises(ClearError, match="still had pages"):
-        store.clear("hc1/x")
+    for answer in (1, -901):
+        monkeypatch.setattr(store._client, "remove_matching", lambda pattern, answer=answer: answer)
+        with pytest.raises(ClearError, match="still had pages"):
+            store.clear("hc1/x")
+    assert store.healthy()
+
+
+def test_a_clear_that_takes_longer_than_a_request_goes_on(
+    store: MooncakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [-901, 7, 0]
+    monkeypatch.setattr(store._client, "remove_matching", lambda pattern: answers.pop(0))
+    store.clear("hc1/x")
+    assert answers == []
 
 
 def test_registration_is_idempotent_and_views_of_one_storage_count_once(
