@@ -201,10 +201,16 @@ def test_health_logs_a_change_once_and_holds_off_after_a_failed_call(
         assert health.up()
         health.saw(Code.TIMEOUT)
         assert [health.up() for _ in range(5)] == [False] * 5
-        health.close()
-        monkeypatch.setattr(health_module, "HOLD_S", 0.0)
-        assert not health.up()
     assert ["down" in r.message for r in caplog.records] == [True, False, True]
+
+
+def test_health_of_a_closed_client_is_down_without_asking_it() -> None:
+    asked: list[int] = []
+    health = Health(lambda: asked.append(1) is None, "m:1")
+    assert health.up()
+    health.close()
+    assert not health.up()
+    assert asked == [1]
 
 
 def test_an_absent_master_is_named_with_what_to_check() -> None:

@@ -188,6 +188,21 @@ def test_a_key_that_comes_twice_is_put_once_and_answered_alike(
     assert pools[0].arrays.page(9) == before
 
 
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_key_that_is_read_twice_fills_both_places(
+    store: MooncakeStore, pools: list[TestPool], which: int
+) -> None:
+    pool = pools[which]
+    put(store, pool, count=2)
+    first, second = contents([pool], [0, 1])[0]
+    pool.arrays.wipe()
+    one, two = hashes(2)
+    batch = pool.pages([one, two, one, "f" * 64, one], [4, 5, 6, 7, 8])
+    codes = [Code.OK, Code.OK, Code.OK, Code.MISSING, Code.OK]
+    assert store.get([batch], DEADLINE) == [codes]
+    assert contents([pool], [4, 5, 6, 8]) == [[first, second, first, first]]
+
+
 def test_a_second_put_is_ok_and_keeps_the_bytes(
     store: MooncakeStore, raw: RawMooncake, pools: list[TestPool]
 ) -> None:

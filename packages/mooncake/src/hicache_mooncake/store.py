@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 0.32
 
 RACE_ROUNDS = 8
-"""How often a page that another writer holds unfinished is tried: 1.6 s in all. A living
+"""How often a page that another writer holds unfinished is tried: 1.3 s in all. A living
 writer is done by then; the master gives up a dead one's page after 30 s."""
 
 CLEAR_ROUNDS = 8
