@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +74,24 @@ def test_missing_libraries_name_the_debian_packages(
         MooncakeMaster(),
     ):
         pass
+
+
+def test_a_master_does_not_outlive_a_parent_that_is_killed() -> None:
+    program = (
+        "import sys; from hicache_mooncake.server import MooncakeMaster\n"
+        "with MooncakeMaster() as master:\n"
+        "    print(master.pid, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        watch = os.pidfd_open(pid)
+        parent.kill()
+        gone, _, _ = select.select([watch], [], [], 20)
+        os.close(watch)
+    assert gone
 
 
 def test_the_program_is_found_without_loading_the_client() -> None:
