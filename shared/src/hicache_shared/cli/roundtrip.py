@@ -211,6 +211,7 @@ class _Trip:
 
     def run(self, backend_name: str) -> Report:
         restored = self._together()
+        _forget(self._backend)
         self._one_by_one()
         pools = [self._pool_report(pool) for pool in self._host.model.pools]
         return Report(backend_name, self._request, restored, pools, self._findings)
