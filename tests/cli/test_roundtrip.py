@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from hicache_shared import plugins
 from hicache_shared.cli import main
 from hicache_shared.cli.app import MODELS
+from hicache_shared.cli.roundtrip import Request, roundtrip
 from hicache_shared.hostpool import PRESETS, legal_layouts, preset
 from hicache_shared.layout import MEMORY_LAYOUTS
 from hicache_shared.memory import MemoryStore
@@ -301,6 +303,22 @@ def test_the_models_in_the_help_are_the_presets() -> None:
     assert MODELS == PRESETS
 
 
+def test_progress_ends_with_its_last_step() -> None:
+    class Count:
+        steps = begun = 0
+
+        def start(self, steps: int) -> None:
+            self.steps = steps
+
+        def step(self, text: str) -> None:
+            self.begun += 1
+
+    progress = Count()
+    request = Request(model="swa", pages=2, layout="page_first", layers_div=12, seed=0)
+    roundtrip(plugins.MEMORY, request, None, progress)
+    assert progress.begun == progress.steps > 0
+
+
 # --- for people ---------------------------------------------------------------------------------
 
 
@@ -357,17 +375,22 @@ def test_every_preset_is_byte_exact_through_mooncake_and_stdout_is_json_alone(mo
 
 
 @pytest.mark.backend("mooncake")
-def test_a_named_master_is_used_and_left_empty() -> None:
+def test_a_named_master_is_used_and_nothing_is_left_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from hicache_mooncake.server import MooncakeMaster
     from hicache_mooncake.testing import RawMooncake
 
-    with MooncakeMaster() as master:
+    monkeypatch.setenv("MOONCAKE_PROTOCOL", "tcp")
+    with (
+        MooncakeMaster() as master,
+        # A segment that outlives the command, since a client takes its own along.
+        RawMooncake(master.address, master.admin_address, segment_bytes=256 * 2**20) as raw,
+    ):
+        raw.raw_put("another/deployment", b"stays")
         done = hicache(
             "roundtrip", "--backend", "mooncake", "--master", master.address, "--json", *SMALL
         )
         assert done.returncode == 0, done.stderr
-        with RawMooncake(master.address, master.admin_address) as raw:
-            assert raw.raw_keys() == []
+        assert raw.raw_keys() == ["another/deployment"]
 
 
 @pytest.mark.backend("mooncake")
