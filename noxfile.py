@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import nox
@@ -22,6 +23,10 @@ ROOT = Path(__file__).parent
 PYTHON = "3.12"
 PYTHONS = ["3.11", PYTHON]
 SGLANG_PYTHON = "3.11"
+
+if sys.version_info[:2] != (3, 12) and shutil.which("python3.12") is None:
+    # nox would skip the sessions and call that a success.
+    sys.exit("Python 3.12 is needed and was not found: README.md says how to get one")
 
 SOURCES = ["shared/src", "packages/mooncake/src"]
 SHARED = "shared"

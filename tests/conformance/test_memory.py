@@ -31,14 +31,14 @@ class MemoryHarness(Harness):
 
     @contextmanager
     def make_limited(
-        self, config: HiCacheStorageConfig, capacity_bytes: int
-    ) -> Iterator[MemoryBackend]:
+        self, config: HiCacheStorageConfig, wanted_bytes: int
+    ) -> Iterator[tuple[MemoryBackend, int]]:
         class Limited(MemoryBackend):
             def open_store(self, config: MemoryConfig, storage_config: object) -> MemoryStore:
-                return MemoryStore(Shelf(), capacity_bytes)
+                return MemoryStore(Shelf(), wanted_bytes)
 
         backend = Limited(config, {})
-        yield backend
+        yield backend, wanted_bytes
         backend.close()
 
     @contextmanager

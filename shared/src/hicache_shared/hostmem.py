@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -144,6 +145,14 @@ def all_inside(regions: Sequence[Region], spans: Iterable[tuple[int, int]]) -> b
         if i < 0 or not regions[i].covers(address, nbytes):
             return False
     return True
+
+
+def indices_like(buffer: Any, indices: npt.NDArray[np.int64]) -> Any:
+    """``indices`` in the library of ``buffer``: some of SGLang's pools take tensors alone."""
+    if isinstance(buffer, np.ndarray):
+        return indices
+    # Whoever made a torch tensor has imported torch; this package does not.
+    return sys.modules["torch"].from_numpy(indices)
 
 
 def byte_view(buffer: Any) -> npt.NDArray[np.uint8]:

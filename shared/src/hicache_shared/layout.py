@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hicache_shared.errors import LayoutError
-from hicache_shared.hostmem import Region, all_inside, merged, storage_region
+from hicache_shared.hostmem import Region, all_inside, indices_like, merged, storage_region
 
 MEMORY_LAYOUTS = ("page_first", "page_first_direct", "page_head", "layer_first")
 """Values of SGLang's ``--hicache-mem-layout`` whose pages can be stored."""
@@ -274,7 +274,8 @@ def _staged(seen: PoolLayout) -> PoolLayout:
 def _spans(layout: PoolLayout, pages: Sequence[int]) -> list[list[Span]]:
     """The pool's own list of the components of each page, of this layout's head shard."""
     firsts = np.asarray(pages, dtype=np.int64)[:, None] * layout.page_slots
-    indices = (firsts + np.arange(layout.page_slots, dtype=np.int64)).reshape(-1)
+    slots = (firsts + np.arange(layout.page_slots, dtype=np.int64)).reshape(-1)
+    indices = indices_like(layout.keep_alive[0], slots)
     if layout.split_factor > 1:
         meta = layout.pool.get_split_heads_page_buffer_meta(indices, layout.split_factor)
     else:

@@ -42,8 +42,7 @@ class Transfers:
     def present(self, asks: list[tuple[RegisteredPool, Sequence[str]]]) -> list[list[bool]]:
         """Whether each page is stored whole: in all its head shards. Unknown is no."""
         batches = [KeyBatch(stored, keys) for pool, keys in asks for stored in pool.stored]
-        absent = [[False] * len(batch.hashes) for batch in batches]
-        answers = iter(self._guarded("exists", self._store.exists, batches, absent))
+        answers = iter(self._guarded("exists", self._store.exists, batches, False))
         return [_all_of([next(answers) for _ in pool.stored]) for pool, _ in asks]
 
     def move(self, operation: Operation, plans: Sequence[PagePlan]) -> list[list[bool]]:
@@ -71,8 +70,7 @@ class Transfers:
     def move_batches(self, operation: Operation, batches: list[PageBatch]) -> list[list[int]]:
         """One store call; a code a page. Never raises for a fault of the store."""
         call = self._store.get if operation == "get" else self._store.put
-        failed = [[int(Code.FAILED)] * len(batch.hashes) for batch in batches]
-        return self._guarded(operation, call, batches, failed)
+        return self._guarded(operation, call, batches, int(Code.FAILED))
 
     def note_slow_path(self, what: str, pages: int) -> None:
         """Count pages that are copied, and say so once."""
@@ -128,9 +126,9 @@ class Transfers:
         operation: str,
         call: Callable[[list[Any], float], list[list[Any]]],
         batches: list[Any],
-        otherwise: list[list[Any]],
+        otherwise: Any,
     ) -> list[list[Any]]:
-        """The store's answers, or ``otherwise`` if it raised or answered in another shape.
+        """The store's answers; ``otherwise`` a page if it raised or answered in another shape.
 
         An exception that escaped here would end SGLang's storage thread.
         """
@@ -143,10 +141,10 @@ class Transfers:
             if not self._faulty:
                 log.exception("storage %s failed; its pages count as missing", operation)
             self._faulty = True
-            return otherwise
+            return [[otherwise] * len(batch.hashes) for batch in batches]
         if [len(answer) for answer in answers] != [len(batch.hashes) for batch in batches]:
             log.error("storage %s gave another number of answers than pages", operation)
-            return otherwise
+            return [[otherwise] * len(batch.hashes) for batch in batches]
         if self._faulty:
             log.info("storage %s works again", operation)
         self._faulty = False

@@ -108,6 +108,7 @@ class MooncakeMaster:
     def freeze(self) -> None:
         """Stop the master from running; its connections stay open."""
         os.kill(self._running().pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._running().pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let a frozen master run on."""

@@ -28,6 +28,9 @@ class RawMooncake:
         admin: ``host:port`` of its HTTP service, where keys are listed.
         segment_bytes: memory that this client gives to the store.
 
+    Attributes:
+        client: the client, for tests that lend it to backends.
+
     Raises:
         BackendUnavailableError: no client or no master.
     """
@@ -39,7 +42,7 @@ class RawMooncake:
             protocol="tcp",
             local_buffer_size=64 * 2**20,
         )
-        self._client = connect(config, segment_bytes=segment_bytes)
+        self.client = connect(config, segment_bytes=segment_bytes)
         self._admin = admin
 
     def __enter__(self) -> Self:
@@ -60,15 +63,15 @@ class RawMooncake:
             RawAccessError: the client refused.
         """
         self.raw_delete(key)
-        answer = self._client.native.put(key, data)
-        if answer != 0 or self._client.exists([key]) != [1]:
+        answer = self.client.native.put(key, data)
+        if answer != 0 or self.client.exists([key]) != [1]:
             raise RawAccessError(f"putting {len(data)} bytes under {key!r} gave {answer}")
 
     def raw_get(self, key: str) -> bytes | None:
         """The object's bytes, None where there is none."""
-        if self._client.exists([key]) != [1]:
+        if self.client.exists([key]) != [1]:
             return None
-        return bytes(self._client.native.get(key))
+        return bytes(self.client.native.get(key))
 
     def raw_keys(self, prefix: str = "") -> list[str]:
         """All keys of the server that begin with ``prefix``, in order."""
@@ -79,7 +82,7 @@ class RawMooncake:
 
     def raw_delete(self, key: str) -> bool:
         """Remove an object, leased or not; whether there was one."""
-        return self._client.remove([key]) == [0]
+        return self.client.remove([key]) == [0]
 
     def close(self) -> None:
-        self._client.close()
+        self.client.close()

@@ -53,9 +53,12 @@ class Harness(ABC):
         return self.make(config)
 
     def make_limited(
-        self, config: HiCacheStorageConfig, capacity_bytes: int
-    ) -> AbstractContextManager[HiCacheStorage]:
-        """A backend on a store of its own that holds about ``capacity_bytes`` and no more."""
+        self, config: HiCacheStorageConfig, wanted_bytes: int
+    ) -> AbstractContextManager[tuple[HiCacheStorage, int]]:
+        """A backend on an empty store of its own, and the bytes that store holds.
+
+        They are ``wanted_bytes``, or the smallest size above that the store can have.
+        """
         raise NotImplementedError
 
     def fault(self) -> AbstractContextManager[None]:

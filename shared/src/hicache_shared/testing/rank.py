@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hicache_shared.contract import HiCacheStorage, PoolHitPolicy, PoolTransfer
+from hicache_shared.contract import (
+    HiCacheStorage,
+    HiCacheStorageConfig,
+    PoolHitPolicy,
+    PoolTransfer,
+)
 from hicache_shared.hostmem import byte_view
 from hicache_shared.hostpool import AssembledModel, build, preset
 from hicache_shared.layout import Access, buffers_of, is_logical, layouts_of
@@ -19,6 +24,9 @@ from hicache_shared.testing.harness import Harness, storage_config
 KV = "kv"
 PAGES = 16
 """Host pages of every pool in the suite."""
+
+LAYERS_DIV = {"mamba": 18}
+"""Models whose layers are large are cut down more."""
 
 
 def chain(pages: int, salt: str = "") -> list[str]:
@@ -34,15 +42,22 @@ class Rank:
     """Host pools of one model on one rank, registered in SGLang's order.
 
     Args:
-        harness: makes the backend.
-        model: a preset's name.
-        layout: memory layout of its pools.
-        own_client: whether the backend shares no client with others.
-        changes: fields of the storage configuration that differ from a rank alone.
+        backend: a fresh backend.
+        model: the host pools.
+        config: what the backend was made with.
     """
 
     def __init__(
-        self,
+        self, backend: HiCacheStorage, model: AssembledModel, config: HiCacheStorageConfig
+    ) -> None:
+        self.backend = backend
+        self.model = model
+        self.config = config
+        register(backend, model)
+
+    @classmethod
+    def make(
+        cls,
         harness: Harness,
         model: str,
         layout: str,
@@ -50,12 +65,21 @@ class Rank:
         own_client: bool = False,
         extra: dict[str, Any] | None = None,
         **changes: Any,
-    ) -> None:
-        self.model = small_model(harness, model, layout)
-        self.config = storage_config(is_mla_model=self.model.is_mla_model, extra=extra, **changes)
+    ) -> Rank:
+        """A rank of a preset.
+
+        Args:
+            harness: makes the backend.
+            model: the preset's name.
+            layout: memory layout of its pools.
+            own_client: whether the backend shares no client with others.
+            extra: settings for the extra config.
+            changes: fields of the storage configuration that differ from a rank alone.
+        """
+        assembled = small_model(harness, model, layout)
+        config = storage_config(is_mla_model=assembled.is_mla_model, extra=extra, **changes)
         make = harness.make_own if own_client else harness.make
-        self.backend: HiCacheStorage = make(self.config)
-        register(self.backend, self.model)
+        return cls(make(config), assembled, config)
 
     @property
     def pools(self) -> dict[str, Any]:
@@ -165,7 +189,11 @@ def register(backend: HiCacheStorage, model: AssembledModel) -> None:
 def small_model(harness: Harness, model: str, layout: str) -> AssembledModel:
     """A preset with its structure whole and its layers cut down, on the harness's memory."""
     return build(
-        preset(model), pages=PAGES, layout=layout, layers_div=12, allocate=harness.allocate
+        preset(model),
+        pages=PAGES,
+        layout=layout,
+        layers_div=LAYERS_DIV.get(model, 12),
+        allocate=harness.allocate,
     )
 
 

@@ -1,0 +1,138 @@
+"""The suite on a real Mooncake: a master on loopback and native clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from hicache_mooncake import MooncakeBackend
+from hicache_mooncake.client import MooncakeClient
+from hicache_mooncake.config import MooncakeConfig
+from hicache_mooncake.server import MooncakeMaster
+from hicache_mooncake.store import MooncakeStore
+from hicache_mooncake.testing import RawMooncake
+from hicache_shared.contract import HiCacheStorageConfig
+from hicache_shared.testing import BackendSuite, Capabilities, Harness
+
+pytestmark = pytest.mark.backend("mooncake")
+
+SEGMENT_BYTES = 1 << 30
+SMALL_SEGMENT_BYTES = 16 << 20
+
+
+class LentClient:
+    """A client that several backends share, since setting one up and closing it takes seconds.
+
+    Passes every call on, except that ``close`` leaves it open, and that calls raise while
+    ``broken``, as a native binding may.
+    """
+
+    def __init__(self, client: MooncakeClient) -> None:
+        self._client = client
+        self.broken = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.broken and name != "healthy":
+            raise RuntimeError("the client is broken")
+        return getattr(self._client, name)
+
+    def close(self) -> int:
+        return 0
+
+
+class Cluster:
+    """A master, a client of its own behind the contract, and the same client to lend out."""
+
+    def __init__(self, segment_bytes: int) -> None:
+        self.master = MooncakeMaster()
+        self.master.__enter__()
+        self.raw = RawMooncake(
+            self.master.address, self.master.admin_address, segment_bytes=segment_bytes
+        )
+        self.lent = LentClient(self.raw.client)
+
+    def close(self) -> None:
+        self.raw.close()
+        self.master.__exit__(None, None, None)
+
+
+class MooncakeHarness(Harness):
+    name = "mooncake"
+    capabilities = Capabilities(raw=True, limited=True, faults=True)
+
+    def __init__(self) -> None:
+        self._cluster = Cluster(SEGMENT_BYTES)
+        self._small = Cluster(SMALL_SEGMENT_BYTES)
+
+    def make(self, config: HiCacheStorageConfig) -> MooncakeBackend:
+        return self._lending(self._cluster, config)
+
+    def make_own(self, config: HiCacheStorageConfig) -> MooncakeBackend:
+        return MooncakeBackend(self._addressed(self._cluster, config), {})
+
+    @contextmanager
+    def make_limited(
+        self, config: HiCacheStorageConfig, wanted_bytes: int
+    ) -> Iterator[tuple[MooncakeBackend, int]]:
+        for key in self._small.raw.raw_keys():
+            self._small.raw.raw_delete(key)
+        backend = self._lending(self._small, config, deadline_s=0.3)
+        yield backend, SMALL_SEGMENT_BYTES
+        backend.close()
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        self._cluster.lent.broken = True
+        yield
+        self._cluster.lent.broken = False
+
+    def raw_keys(self) -> list[str]:
+        return self._cluster.raw.raw_keys()
+
+    def raw_get(self, key: str) -> bytes | None:
+        return self._cluster.raw.raw_get(key)
+
+    def raw_put(self, key: str, value: bytes) -> None:
+        self._cluster.raw.raw_put(key, value)
+
+    def raw_delete(self, key: str) -> None:
+        self._cluster.raw.raw_delete(key)
+
+    def close(self) -> None:
+        self._cluster.close()
+        self._small.close()
+
+    def _lending(
+        self, cluster: Cluster, config: HiCacheStorageConfig, **extra: Any
+    ) -> MooncakeBackend:
+        class LentClientBackend(MooncakeBackend):
+            def open_store(self, config: MooncakeConfig, storage_config: object) -> MooncakeStore:
+                return MooncakeStore(cast(MooncakeClient, cluster.lent))
+
+        return LentClientBackend(self._addressed(cluster, config, **extra), {})
+
+    def _addressed(
+        self, cluster: Cluster, config: HiCacheStorageConfig, **extra: Any
+    ) -> HiCacheStorageConfig:
+        address = {
+            "master_server_address": cluster.master.address,
+            "local_hostname": "127.0.0.1",
+            "protocol": "tcp",
+            "global_segment_size": "64mb",
+        }
+        extra_config = {**address, **(config.extra_config or {}), **extra}
+        return replace(config, extra_config=extra_config)
+
+
+@pytest.fixture(scope="module")
+def harness() -> Iterator[Harness]:
+    with MooncakeHarness() as harness:
+        yield harness
+
+
+class TestMooncake(BackendSuite):
+    pass
