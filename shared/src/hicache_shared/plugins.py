@@ -110,10 +110,9 @@ def find(name: str) -> BackendPlugin:
             return _load(entry)
     if name in INSTALL:
         raise BackendUnavailableError(f"backend {name!r} is not installed: {INSTALL[name]}")
-    others = "; ".join(f"{other}: {how}" for other, how in INSTALL.items())
-    raise ConfigError(
-        f"unknown backend {name!r}; installed are {', '.join(installed())}. Others: {others}"
-    )
+    have = installed()
+    others = [f"; {other}: {how}" for other, how in INSTALL.items() if other not in have]
+    raise ConfigError(f"unknown backend {name!r}; installed are {', '.join(have)}{''.join(others)}")
 
 
 def _entries() -> list[EntryPoint]:

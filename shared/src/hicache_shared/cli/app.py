@@ -27,6 +27,17 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+MODELS = (
+    "deepseek-v4-flash",
+    "deepseek-v3.2",
+    "mamba",
+    "swa",
+    "mha",
+    "mla",
+    "mha-asymmetric",
+)
+"""The names of ``hostpool.PRESETS``, so that help needs no numpy; a test compares them."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Master = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Use this server; start none.")
@@ -96,7 +107,9 @@ def roundtrip(
     backend: Annotated[
         str | None, typer.Option(help="The backend; the first installed where not given.")
     ] = None,
-    model: Annotated[str, typer.Option(help="Whose host pools to use.")] = "deepseek-v4-flash",
+    model: Annotated[
+        str, typer.Option(help=f"Whose host pools to use: {', '.join(MODELS)}.")
+    ] = MODELS[0],
     pages: Annotated[int, typer.Option(min=1, help="Pages of every pool.")] = 8,
     layout: Annotated[
         str, typer.Option(help="SGLang's --hicache-mem-layout of the host pools.")

@@ -54,8 +54,8 @@ class Host:
         self, spec: ModelSpec, *, layout: str, layers_div: int, pages: int, seed: int
     ) -> None:
         self._arrays: list[ByteArray] = []
-        self._random = np.random.default_rng(seed)
-        self._pattern = np.tile(np.frombuffer(self._random.bytes(PERIOD), np.uint8), 64)
+        self._random = np.random.Generator(np.random.SFC64(seed))
+        self._pattern = np.tile(_random_bytes(self._random, PERIOD), 64)
         self.pages = pages
         self.model: AssembledModel = build(
             spec,
@@ -117,8 +117,8 @@ class Host:
 
     def fill(self) -> dict[str, list[Page]]:
         """Put fresh random bytes everywhere; returns copies of the chain's pages by pool."""
-        for array in self._arrays:
-            array[:] = np.frombuffer(self._random.bytes(array.nbytes), np.uint8)
+        for _, block in self._blocks():
+            block[:] = _random_bytes(self._random, block.nbytes)
         return {
             name: [
                 [view.copy() for view in self._views(name, page)]
@@ -206,3 +206,9 @@ class Host:
         for array in self._arrays:
             for start in range(0, array.nbytes, size):
                 yield array, array[start : start + size]
+
+
+def _random_bytes(random: np.random.Generator, nbytes: int) -> ByteArray:
+    """Drawn eight at a time, which is several times as fast as one at a time."""
+    words = random.integers(0, 2**64 - 1, -(-nbytes // 8), dtype=np.uint64, endpoint=True)
+    return words.view(np.uint8)[:nbytes]

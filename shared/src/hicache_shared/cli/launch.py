@@ -56,7 +56,7 @@ class Identity:
             return None
         return (
             f"not in the extra config: {', '.join(missing)}. Pages are kept apart by them, and "
-            "SGLang does not tell them to a backend: give --model-path, --revision, --kv-cache-dtype"
+            "a backend is not told them: give --model-path, --revision, --kv-cache-dtype"
         )
 
 

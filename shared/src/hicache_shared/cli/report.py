@@ -80,8 +80,8 @@ def print_report(report: Report, console: Console) -> None:
 def _table(pools: list[PoolReport]) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("pool", no_wrap=True)
-    for name in ("pages", "bytes a page", "components", "set GB/s", "get GB/s"):
-        table.add_column(name, justify="right")
+    for name in ("pages", "bytes\na page", "components", "set\nGB/s", "get\nGB/s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for pool in pools:
         table.add_row(
             pool.pool,
@@ -106,10 +106,10 @@ def _restored(report: Report) -> str:
         for pool in report.pools
         if pool.prefetched_pages < pages
     ]
-    trailing = f" ({', '.join(windows)})" if windows else ""
+    trailing = f"; of pools with a window {', '.join(windows)}" if windows else ""
     return (
-        f"restored prefix: {report.restored_prefix_pages} of {pages} pages{trailing}; "
-        f"then all {pages} pages of each pool, one pool a call"
+        f"restored prefix: {report.restored_prefix_pages} of {pages} pages{trailing}\n"
+        f"then each pool on its own: all {pages} pages"
     )
 
 
@@ -118,7 +118,7 @@ class Bar:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._task = progress.add_task("", total=None)
+        self._task = progress.add_task("starting", total=None)
         self._begun = 0
 
     def start(self, steps: int) -> None:

@@ -31,6 +31,9 @@ LIMIT_BYTES = 4 * GB
 
 PASSES = 2
 
+FIXED_STEPS = 10
+"""Steps of a round trip beside storing and restoring each pool on its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -115,7 +118,7 @@ def roundtrip(
         seed=request.seed,
     )
     store_bytes = PASSES * request.pages * sum(map(host.page_bytes, host.pools))
-    progress.start(9 + 2 * len(host.pools))
+    progress.start(FIXED_STEPS + 2 * len(host.pools))
     progress.step("starting")
     with plugin.serve(ServeOptions(store_bytes, master)) as extra:
         config = _storage_config(host, request, extra)
@@ -153,7 +156,10 @@ def _checked(request: Request) -> ModelSpec:
 
 
 def _needed(page_bytes: int, pages: int) -> int:
-    """Host pages, as many copies as the chain is long, and what is stored in each pass."""
+    """Host pages, as many copies as the chain is long, and what is stored in each pass.
+
+    Both passes count, since a backend need not be able to forget the first.
+    """
     return page_bytes * (2 * pages + 1 + pages + PASSES * pages)
 
 
@@ -211,6 +217,8 @@ class _Trip:
 
     def run(self, backend_name: str) -> Report:
         restored = self._together()
+        # Rates are then those of memory that the store has used before.
+        _forget(self._backend)
         self._one_by_one()
         pools = [self._pool_report(pool) for pool in self._host.model.pools]
         return Report(backend_name, self._request, restored, pools, self._findings)
