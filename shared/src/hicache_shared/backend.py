@@ -7,8 +7,10 @@ answer: False, a counter, and a line in the log when the state changes.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from abc import abstractmethod
+from functools import partial
 from typing import Any, ClassVar
 
 from hicache_shared.config import CommonConfig, load
@@ -27,11 +29,11 @@ from hicache_shared.flat import FlatPages
 from hicache_shared.hits import Question, query
 from hicache_shared.identity import ModelIdentity
 from hicache_shared.lifecycle import CallGate
-from hicache_shared.plan import plan_get, plan_set
+from hicache_shared.plan import Operation, check_together, plan_get, plan_set
 from hicache_shared.registry import PoolRegistry, anchor_of, uses_flat_kv
 from hicache_shared.stats import Stats
 from hicache_shared.store import PageStore
-from hicache_shared.transfer import Operation, Transfers
+from hicache_shared.transfer import Transfers
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +76,7 @@ class HiCacheBackend(HiCacheStorage):
         self._transfers = Transfers(self._store, self._pools, self._stats, self.config.deadline_s)
         self._flat = FlatPages(self._pools, self._transfers)
         self._gate = CallGate()
+        self._closing = threading.RLock()
         # Runs at interpreter exit too, where a call in flight would abort the process.
         self._finalizer = weakref.finalize(
             self, _close, self._gate, self._store, self._pools, self.config.drain_s, self.name
@@ -88,19 +91,24 @@ class HiCacheBackend(HiCacheStorage):
             ConfigError, BackendUnavailableError: with what to change.
         """
 
-    # -- registration -----------------------------------------------------------------
+    # -- registration (a closed backend takes no pools) --------------------------------
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         """Register the primary pool, or the anchor of a host pool group."""
-        self.mem_pool_host = anchor_of(mem_pool_host)
-        self._pools.add_anchor(self.mem_pool_host)
+        with self._gate.call() as is_open:
+            if is_open:
+                self._pools.add_anchor(anchor_of(mem_pool_host))
 
     def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
         """Register a pool by name, at any time; the same pool again changes nothing."""
-        self._pools.add(str(host_pool_name), host_pool)
+        with self._gate.call() as is_open:
+            if is_open:
+                self._pools.add(str(host_pool_name), host_pool)
 
     def on_host_pools_registered(self) -> None:
-        self._pools.open()
+        with self._gate.call() as is_open:
+            if is_open:
+                self._pools.open()
 
     # -- v2 ---------------------------------------------------------------------------
 
@@ -117,7 +125,7 @@ class HiCacheBackend(HiCacheStorage):
             questions = [Question(self._pools.kv, PoolHitPolicy.ALL_PAGES)]
             questions += [Question.of(t, self._pools[t.name]) for t in pool_transfers or ()]
             physical = [question for question in questions if not question.pool.logical]
-            return query(keys, physical, self._transfers.present)
+            return query(keys, physical, partial(self._transfers.present, self._transfers.until()))
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: ExtraInfo = None
@@ -209,8 +217,12 @@ class HiCacheBackend(HiCacheStorage):
             self._store.clear(self._namespace)
 
     def close(self) -> None:
-        """Refuse new calls, wait for the running ones, then release the client. Idempotent."""
-        self._finalizer()
+        """Refuse new calls, wait for the running ones, then release the client. Idempotent.
+
+        A second thread that closes waits for the first, so that all is over on return.
+        """
+        with self._closing:
+            self._finalizer()
 
     def _move(self, operation: Operation, transfers: list[PoolTransfer]) -> list[list[bool]]:
         plan = plan_get if operation == "get" else plan_set
@@ -218,6 +230,7 @@ class HiCacheBackend(HiCacheStorage):
             if not is_open:
                 return [[False] * len(t.keys or ()) for t in transfers]
             plans = [plan(self._pools[t.name], t.keys, t.host_indices) for t in transfers]
+            check_together(operation, plans)
             return self._transfers.move(operation, plans)
 
 

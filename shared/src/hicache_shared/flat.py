@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hicache_shared.errors import TransferError
 from hicache_shared.hostmem import byte_view
 from hicache_shared.layout import Access
+from hicache_shared.plan import Operation
 from hicache_shared.registry import PoolRegistry
+from hicache_shared.staging import Move, StagingArea
 from hicache_shared.store import Code, StoredPool
-from hicache_shared.transfer import Operation, Transfers
+from hicache_shared.transfer import Transfers
 
 
 class FlatPages:
@@ -36,8 +39,9 @@ class FlatPages:
         stored = self._stored()
         if stored is None:
             return True
-        self._note(keys)
-        codes = self._pools.staging(stored).put(keys, pages.__getitem__, self._mover("set"))
+        codes = self._move(
+            "set", stored, keys, lambda area, move: area.put(keys, pages.__getitem__, move)
+        )
         return not any(codes)
 
     def get(self, keys: Sequence[str], targets: Sequence[Any] | None) -> list[Any]:
@@ -50,26 +54,30 @@ class FlatPages:
             TransferError: another number of targets than keys, or the backend moves KV by
                 ``batch_get_v1``.
         """
-        pool = self._pools.kv.pool
-        pages = list(targets) if targets is not None else []
-        pages = pages or [pool.get_dummy_flat_data_page() for _ in keys]
+        if targets is None:
+            pool = self._pools.kv.pool
+            pages = [pool.get_dummy_flat_data_page() for _ in keys]
+        else:
+            pages = list(targets)
         if len(pages) != len(keys):
             raise TransferError(f"{len(keys)} keys with {len(pages)} targets")
         stored = self._stored()
         if stored is None:
             return pages
-        self._note(keys)
-        sizes_fit = [page.nbytes == stored.layout.page_bytes for page in pages]
+        fitting = [i for i, page in enumerate(pages) if page.nbytes == stored.layout.page_bytes]
 
         def take(i: int, page: memoryview) -> None:
-            if sizes_fit[i]:
-                byte_view(pages[i])[:] = page
+            byte_view(pages[fitting[i]])[:] = page
 
-        codes = self._pools.staging(stored).get(keys, take, self._mover("get"))
-        return [
-            page if code == Code.OK and fits else None
-            for page, code, fits in zip(pages, codes, sizes_fit, strict=True)
-        ]
+        def get(area: StagingArea, move: Move) -> list[int]:
+            codes = [int(Code.WRONG_SIZE)] * len(keys)
+            found = area.get([keys[i] for i in fitting], take, move)
+            for i, code in zip(fitting, found, strict=True):
+                codes[i] = code
+            return codes
+
+        codes = self._move("get", stored, keys, get)
+        return [page if code == Code.OK else None for page, code in zip(pages, codes, strict=True)]
 
     def _stored(self) -> StoredPool | None:
         """The primary pool's flat form; None for a logical anchor."""
@@ -82,11 +90,23 @@ class FlatPages:
                 'flat KV pages on a backend with "interface_v1": 1, which moves KV by '
                 "batch_get_v1 and batch_set_v1"
             )
-        self._pools.open()
         return stored
 
-    def _mover(self, operation: Operation) -> Any:
-        return lambda batch: self._transfers.move_batches(operation, [batch])[0]
-
-    def _note(self, keys: Sequence[str]) -> None:
+    def _move(
+        self,
+        operation: Operation,
+        stored: StoredPool,
+        keys: Sequence[str],
+        work: Callable[[StagingArea, Move], list[int]],
+    ) -> list[int]:
+        """A code a page of ``work``, which is given the staging area and how to move a batch."""
+        started, until = time.perf_counter(), self._transfers.until()
         self._transfers.note_slow_path("KV is copied in flat form", len(keys))
+        codes = [int(Code.FAILED)] * len(keys)
+        if self._transfers.open():
+            codes = work(
+                self._pools.staging(stored),
+                lambda batch: self._transfers.move_batches(operation, [batch], until)[0],
+            )
+        self._transfers.note_flat(operation, stored, codes, time.perf_counter() - started)
+        return codes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_shared.errors import LayoutError
+
+SMAPS = Path("/proc/self/smaps")
+"""Where Linux tells the page size of each mapping of this process."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -86,11 +87,10 @@ def _base_page_size() -> int:
 
 def _kernel_page_size(address: int) -> int:
     """The page size of the mapping that holds ``address``, in bytes (Linux smaps)."""
-    smaps = Path("/proc/self/smaps")
-    if not smaps.exists():
+    if not SMAPS.exists():
         return _base_page_size()
     inside = False
-    with smaps.open() as lines:
+    with SMAPS.open() as lines:
         for line in lines:
             head = line.split(None, 1)[0]
             if not head.endswith(":"):
@@ -147,18 +147,10 @@ def all_inside(regions: Sequence[Region], spans: Iterable[tuple[int, int]]) -> b
     return True
 
 
-def indices_like(buffer: Any, indices: npt.NDArray[np.int64]) -> Any:
-    """``indices`` in the library of ``buffer``: some of SGLang's pools take tensors alone."""
-    if isinstance(buffer, np.ndarray):
-        return indices
-    # Whoever made a torch tensor has imported torch; this package does not.
-    return sys.modules["torch"].from_numpy(indices)
-
-
 def byte_view(buffer: Any) -> npt.NDArray[np.uint8]:
     """The bytes of a contiguous tensor or array, shared with it: ``uint8[nbytes]``.
 
-    Works for element types that numpy lacks (bfloat16). The caller keeps ``buffer`` alive.
+    Works for element types that numpy lacks (bfloat16). The view keeps ``buffer`` alive.
 
     Raises:
         LayoutError: it is not contiguous, or not on the host.
@@ -171,8 +163,30 @@ def byte_view(buffer: Any) -> npt.NDArray[np.uint8]:
         raise LayoutError("expected a contiguous tensor in host memory")
     if buffer.nbytes == 0:
         return np.empty(0, np.uint8)
-    array = (ctypes.c_uint8 * buffer.nbytes).from_address(buffer.data_ptr())
-    return np.frombuffer(array, dtype=np.uint8)
+    return np.asarray(_Bytes(buffer))
+
+
+class _Bytes:
+    """A tensor's bytes by numpy's array interface; the array made of it keeps the tensor."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.__array_interface__ = {
+            "shape": (tensor.nbytes,),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def slots_like(buffer: Any, slots: npt.NDArray[np.int64]) -> Any:
+    """Token slots as a pool of that buffer takes them: a tensor for tensors, else the array.
+
+    SGLang's pools call tensor methods on their indices (``numel``, ``device``).
+    """
+    if isinstance(buffer, np.ndarray):
+        return slots
+    return buffer.new_empty(0).long().new_tensor(slots)
 
 
 def aligned_bytes(nbytes: int, alignment: int = 4096) -> npt.NDArray[np.uint8]:

@@ -8,17 +8,22 @@ from its pools before it closes the backend.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from hicache_shared.errors import LayoutError
-from hicache_shared.hostmem import Region, all_inside, indices_like, merged, storage_region
+from hicache_shared.hostmem import Region, all_inside, merged, slots_like, storage_region
 
 MEMORY_LAYOUTS = ("page_first", "page_first_direct", "page_head", "layer_first")
 """Values of SGLang's ``--hicache-mem-layout`` whose pages can be stored."""
+
+
+MOST_PROBES = 256
+"""Pages whose addresses are compared at registration; all of them in a pool of no more."""
 
 
 class Access(enum.Enum):
@@ -99,6 +104,8 @@ class PoolLayout:
         raise LayoutError(f"pool {self.name!r} gives no addresses; its pages are staged")
 
     def _asked(self, pages: list[int]) -> list[int] | list[list[int]]:
+        if not pages:
+            return []
         spans = _spans(self, pages)
         if any(tuple(size for _, size in page) != self.component_bytes for page in spans):
             raise LayoutError(f"pool {self.name!r} changed its page sizes after registration")
@@ -180,7 +187,12 @@ def buffers_of(name: str, pool: Any) -> list[Any]:
         LayoutError: the pool shows none.
     """
     if hasattr(pool, "get_hybrid_pool_buffer"):
-        found = pool.get_hybrid_pool_buffer()
+        try:
+            found = pool.get_hybrid_pool_buffer()
+        except (AttributeError, TypeError) as error:
+            raise LayoutError(
+                f"pool {name!r} shows no host memory: {error} (a destroyed pool looks like this)"
+            ) from error
     else:
         found = getattr(pool, "kv_buffer", None)
     buffers = list(found) if isinstance(found, list | tuple) else [found]
@@ -229,22 +241,22 @@ def _look(name: str, pool: Any) -> PoolLayout:
 
 
 def _with_addresses(seen: PoolLayout) -> PoolLayout:
-    """Probe a few pages: sizes, whether addresses are affine, that they stay inside."""
+    """Probe pages all over the pool: sizes, whether addresses are affine, that they stay inside."""
     last = seen.pages - 1
-    probes = sorted({0, min(1, last), min(2, last), seen.pages // 2, last})
+    probes = sorted({0, min(1, last), *range(0, seen.pages, -(-seen.pages // MOST_PROBES)), last})
     try:
         spans = _spans(seen, probes)
-    except (ValueError, NotImplementedError) as error:
-        if isinstance(error, LayoutError):
-            raise
+    except _NoAddressesError as error:
         return _without_addresses(seen, error)
     component_bytes = tuple(size for _, size in spans[0])
     if any(tuple(size for _, size in page) != component_bytes for page in spans):
         raise LayoutError(f"pool {seen.name!r} has pages of different sizes")
-    if not component_bytes or min(component_bytes) < 1:
+    if min(component_bytes) < 1:
         raise LayoutError(f"pool {seen.name!r} has an empty component: {component_bytes}")
     if not all_inside(seen.regions, (span for page in spans for span in page)):
         raise LayoutError(f"pool {seen.name!r} lists addresses outside its own buffers")
+    if _overlap(span for page in spans for span in page):
+        raise LayoutError(f"pool {seen.name!r} lists pages that overlap in memory")
     sized = replace(seen, component_bytes=component_bytes, access=Access.ASKED)
     # Pools of a shared allocation may move their pages between calls (layout leases).
     moves = getattr(seen.pool, "shared_allocation_domain", None) is not None
@@ -267,32 +279,64 @@ def _without_addresses(seen: PoolLayout, error: Exception) -> PoolLayout:
 
 
 def _staged(seen: PoolLayout) -> PoolLayout:
-    nbytes = int(seen.pool.get_dummy_flat_data_page().nbytes)
+    try:
+        nbytes = int(seen.pool.get_dummy_flat_data_page().nbytes)
+    except NotImplementedError as error:
+        raise LayoutError(
+            f"pool {seen.name!r} has no flat pages ({error}); KV of this kind needs "
+            '"interface_v1": 1 in the extra config, other pools cannot be stored'
+        ) from error
+    if nbytes < 1:
+        raise LayoutError(f"pool {seen.name!r} has an empty component: ({nbytes},)")
     return replace(seen, component_bytes=(nbytes,), access=Access.STAGED)
+
+
+class _NoAddressesError(LayoutError):
+    """The pool says that it has no page addresses, by the errors that SGLang's raise."""
 
 
 def _spans(layout: PoolLayout, pages: Sequence[int]) -> list[list[Span]]:
     """The pool's own list of the components of each page, of this layout's head shard."""
-    firsts = np.asarray(pages, dtype=np.int64)[:, None] * layout.page_slots
-    slots = (firsts + np.arange(layout.page_slots, dtype=np.int64)).reshape(-1)
-    indices = indices_like(layout.keep_alive[0], slots)
-    if layout.split_factor > 1:
-        meta = layout.pool.get_split_heads_page_buffer_meta(indices, layout.split_factor)
-    else:
-        meta = layout.pool.get_page_buffer_meta(indices)
-    if meta is None:
-        raise LayoutError(f"pool {layout.name!r} has buffers but lists no page addresses")
-    spans = [(int(a), int(n)) for a, n in zip(*meta, strict=True)]
+    addresses, sizes = _listed(layout, pages)
+    spans = [(int(a), int(n)) for a, n in zip(addresses, sizes, strict=False)]
     width, rest = divmod(len(spans), len(pages) * layout.split_factor)
-    if rest:
+    if rest or not width or len(addresses) != len(sizes):
         raise LayoutError(
-            f"pool {layout.name!r} lists {len(spans)} addresses for {len(pages)} pages of "
-            f"{layout.split_factor} head shards"
+            f"pool {layout.name!r} lists {len(addresses)} addresses and {len(sizes)} sizes for "
+            f"{len(pages)} pages of {layout.split_factor} head shards"
         )
     shard = layout.head_shard[0] % layout.split_factor if layout.head_shard else 0
     step = width * layout.split_factor
     starts = range(shard * width, len(spans), step)
     return [spans[start : start + width] for start in starts]
+
+
+def _listed(layout: PoolLayout, pages: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+    """Addresses and sizes as the pool lists them, all head shards of all pages."""
+    firsts = np.asarray(pages, dtype=np.int64)[:, None] * layout.page_slots
+    slots = (firsts + np.arange(layout.page_slots, dtype=np.int64)).reshape(-1)
+    indices = slots_like(layout.keep_alive[0], slots)
+    try:
+        if layout.split_factor > 1:
+            meta = layout.pool.get_split_heads_page_buffer_meta(indices, layout.split_factor)
+        else:
+            meta = layout.pool.get_page_buffer_meta(indices)
+    except LayoutError:
+        raise
+    except (ValueError, NotImplementedError) as error:
+        raise _NoAddressesError(f"pool {layout.name!r} lists no addresses: {error}") from error
+    except (AssertionError, AttributeError, TypeError) as error:
+        raise LayoutError(
+            f"pool {layout.name!r} failed to list its page addresses: {error!r}"
+        ) from error
+    if meta is None:
+        raise LayoutError(f"pool {layout.name!r} has buffers but lists no page addresses")
+    addresses, sizes = meta
+    return addresses, sizes
+
+
+def _overlap(spans: Iterable[Span]) -> bool:
+    return any(one[0] + one[1] > other[0] for one, other in pairwise(sorted(spans)))
 
 
 def _affine(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from hicache_shared.errors import TransferError
 from hicache_shared.store import StoredPool
+
+Operation = Literal["get", "set"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +64,7 @@ def plan_get(pool: RegisteredPool, keys: Sequence[str] | None, host_indices: Any
             that would be filled twice.
     """
     plan = _plan(pool, keys, host_indices)
-    if len(set(plan.pages)) != len(plan.pages):
-        raise TransferError(f"pool {pool.name!r}: a host page is named twice in one get")
+    _check_get(plan)
     return plan
 
 
@@ -74,14 +75,41 @@ def plan_set(pool: RegisteredPool, keys: Sequence[str] | None, host_indices: Any
         TransferError: as :func:`plan_get`, or one host page stored under two keys.
     """
     plan = _plan(pool, keys, host_indices)
-    if len(set(plan.pages)) != len(plan.pages):
-        owner: dict[int, str] = {}
-        for key, page in zip(plan.keys, plan.pages, strict=True):
-            if owner.setdefault(page, key) != key:
-                raise TransferError(
-                    f"pool {pool.name!r}: host page {page} is stored under two keys"
-                )
+    _check_set(plan)
     return plan
+
+
+def check_together(operation: Operation, plans: Sequence[PagePlan]) -> None:
+    """Hold several transfers of one pool in one call to the rules of a single one.
+
+    Raises:
+        TransferError: as :func:`plan_get` or :func:`plan_set`.
+    """
+    if len({plan.pool.name for plan in plans}) == len(plans):
+        return
+    by_pool: dict[str, list[PagePlan]] = {}
+    for plan in plans:
+        by_pool.setdefault(plan.pool.name, []).append(plan)
+    check = _check_get if operation == "get" else _check_set
+    for same in by_pool.values():
+        keys = [key for plan in same for key in plan.keys]
+        check(PagePlan(same[0].pool, keys, [page for plan in same for page in plan.pages]))
+
+
+def _check_get(plan: PagePlan) -> None:
+    if len(set(plan.pages)) != len(plan.pages):
+        raise TransferError(f"pool {plan.pool.name!r}: a host page is named twice in one get")
+
+
+def _check_set(plan: PagePlan) -> None:
+    if len(set(plan.pages)) == len(plan.pages):
+        return
+    owner: dict[int, str] = {}
+    for key, page in zip(plan.keys, plan.pages, strict=True):
+        if owner.setdefault(page, key) != key:
+            raise TransferError(
+                f"pool {plan.pool.name!r}: host page {page} is stored under two keys"
+            )
 
 
 def _plan(pool: RegisteredPool, keys: Sequence[str] | None, host_indices: Any) -> PagePlan:
@@ -115,8 +143,9 @@ def page_numbers(pool: RegisteredPool, count: int, host_indices: Any) -> list[in
         )
     if count == 0:
         return []
-    firsts, lasts = slots[::width], slots[width - 1 :: width]
-    if (firsts % width).any() or (lasts - firsts != width - 1).any():
+    rows = slots.reshape(count, width)
+    firsts = rows[:, 0]
+    if (firsts % width).any() or (rows[:, 1:] - rows[:, :-1] != 1).any():
         raise TransferError(
             f"pool {pool.name!r}: host indices are no whole pages of {width} slots, each "
             f"starting at a multiple of {width}"
@@ -132,7 +161,12 @@ def page_numbers(pool: RegisteredPool, count: int, host_indices: Any) -> list[in
 
 
 def _as_slots(name: str, host_indices: Any) -> npt.NDArray[np.int64]:
-    slots = np.asarray(host_indices)
+    try:
+        slots = np.asarray(host_indices)
+    except (TypeError, ValueError) as error:
+        raise TransferError(
+            f"pool {name!r}: host indices are no array in host memory: {error}"
+        ) from error
     if slots.size and slots.dtype.kind not in "iu":
         raise TransferError(f"pool {name!r}: host indices are {slots.dtype}, not whole numbers")
     return slots.reshape(-1).astype(np.int64, copy=False)

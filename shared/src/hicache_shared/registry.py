@@ -77,30 +77,20 @@ class PoolRegistry:
         with self._lock:
             if KV not in self._pools:
                 self._page_tokens = page_slots_of(pool)
-            self.add(KV, pool)
+            self._add(KV, pool)
 
     def add(self, name: str, pool: Any) -> None:
         """Register a pool; the same one again changes nothing.
 
         Raises:
-            LayoutError: it cannot be stored, or another has its name.
+            LayoutError: it cannot be stored, another has its name, or there is no anchor yet.
         """
         with self._lock:
-            known = self._pools.get(name)
-            if known is not None:
-                if known.pool is pool:
-                    return
-                raise LayoutError(f"pool {name!r} is already registered with other memory")
-            if self._page_tokens == 0:
+            if KV not in self._pools:
                 raise LayoutError(
                     f"pool {name!r} came before the anchor pool (register_mem_pool_host)"
                 )
-            registered = self._look(name, pool)
-            if self._opened:
-                for stored in registered.stored:
-                    self._store.register(stored)
-                self._stage(registered)
-            self._pools = {**self._pools, name: registered}
+            self._add(name, pool)
 
     def open(self) -> None:
         """Make the store ready for the pools registered so far; once."""
@@ -128,6 +118,19 @@ class PoolRegistry:
         with self._lock:
             self._pools = {}
             self._staging = {}
+
+    def _add(self, name: str, pool: Any) -> None:
+        known = self._pools.get(name)
+        if known is not None:
+            if known.pool is pool:
+                return
+            raise LayoutError(f"pool {name!r} is already registered with other memory")
+        registered = self._look(name, pool)
+        if self._opened:
+            for stored in registered.stored:
+                self._store.register(stored)
+            self._stage(registered)
+        self._pools = {**self._pools, name: registered}
 
     def _look(self, name: str, pool: Any) -> RegisteredPool:
         if is_logical(pool):

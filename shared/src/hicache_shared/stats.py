@@ -10,6 +10,7 @@ from hicache_shared.contract import StorageMetrics, new_storage_metrics
 from hicache_shared.store import Code
 
 GIB = 1 << 30
+_REASONS = {int(code): code.name.lower() for code in Code}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,8 @@ class Stats:
         reasons = Counter(code for code in codes if code != Code.OK)
         with self._lock:
             for code, pages in reasons.items():
-                self._reasons[operation, pool, Code(code).name.lower()] += pages
+                reason = _REASONS.get(code, f"code_{code}")
+                self._reasons[operation, pool, reason] += pages
 
     def slow_path(self, what: str, pages: int) -> None:
         with self._lock:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
+from hicache_shared.errors import LayoutError
 from hicache_shared.hostmem import byte_view
 from hicache_shared.layout import Access
-from hicache_shared.plan import PagePlan, RegisteredPool
+from hicache_shared.plan import Operation, PagePlan, RegisteredPool
 from hicache_shared.registry import PoolRegistry
 from hicache_shared.stats import Moved, Stats
 from hicache_shared.store import Code, KeyBatch, PageBatch, PageStore, StoredPool
 
 log = logging.getLogger(__name__)
 
-Operation = Literal["get", "set"]
+T = TypeVar("T")
 
 
 class Transfers:
@@ -26,7 +27,7 @@ class Transfers:
         store: the adapter's store.
         pools: opened here at the first call, if SGLang (before 0.5.23) has no hook for it.
         stats: where pages, bytes and reasons are counted.
-        deadline_s: bound on every store call, in seconds.
+        deadline_s: bound on the store calls of one call of SGLang's together, in seconds.
     """
 
     def __init__(
@@ -36,29 +37,39 @@ class Transfers:
         self._pools = pools
         self._stats = stats
         self._deadline_s = deadline_s
-        self._faulty = False
+        self._faulty: set[str] = set()
         self._slow_paths: set[str] = set()
 
-    def present(self, asks: list[tuple[RegisteredPool, Sequence[str]]]) -> list[list[bool]]:
+    def open(self) -> bool:
+        """Whether the store is ready; opened now if it was not. Never raises for its faults."""
+        return self._pools.opened or self._attempt("open", self._open) is not None
+
+    def until(self) -> float:
+        """When a call of SGLang's that begins now must end, by ``time.monotonic``."""
+        return time.monotonic() + self._deadline_s
+
+    def present(
+        self, until: float, asks: list[tuple[RegisteredPool, Sequence[str]]]
+    ) -> list[list[bool]]:
         """Whether each page is stored whole: in all its head shards. Unknown is no."""
         batches = [KeyBatch(stored, keys) for pool, keys in asks for stored in pool.stored]
-        answers = iter(self._guarded("exists", self._store.exists, batches, False))
+        answers = iter(self._exists(batches, until))
         return [_all_of([next(answers) for _ in pool.stored]) for pool, _ in asks]
 
     def move(self, operation: Operation, plans: Sequence[PagePlan]) -> list[list[bool]]:
         """One answer a key of each plan. A logical anchor's pages are always there."""
-        started = time.perf_counter()
+        started, until = time.perf_counter(), self.until()
         batches = [
             PageBatch(stored, plan.keys, stored.layout.addresses(plan.pages))
             for plan in plans
             for stored in plan.pool.stored
             if stored.layout.access is not Access.STAGED
         ]
-        direct = iter(self.move_batches(operation, batches))
+        direct = iter(self.move_batches(operation, batches, until))
         answers = []
         for plan in plans:
             codes = [
-                self._staged(operation, plan, stored)
+                self._staged(operation, plan, stored, until)
                 if stored.layout.access is Access.STAGED
                 else next(direct)
                 for stored in plan.pool.stored
@@ -67,10 +78,30 @@ class Transfers:
         self._sample(operation, plans, answers, time.perf_counter() - started)
         return answers
 
-    def move_batches(self, operation: Operation, batches: list[PageBatch]) -> list[list[int]]:
+    def move_batches(
+        self, operation: Operation, batches: list[PageBatch], until: float
+    ) -> list[list[int]]:
         """One store call; a code a page. Never raises for a fault of the store."""
+        if not batches:
+            return []
+        if not self.open():
+            return _everywhere(int(Code.FAILED), batches)
+        left = until - time.monotonic()
+        if left <= 0:
+            return _everywhere(int(Code.TIMEOUT), batches)
         call = self._store.get if operation == "get" else self._store.put
-        return self._guarded(operation, call, batches, int(Code.FAILED))
+        answers = self._attempt(
+            operation, lambda: _checked(call(batches, left), batches, _CODE_TYPES)
+        )
+        return _everywhere(int(Code.FAILED), batches) if answers is None else answers
+
+    def note_flat(
+        self, operation: Operation, stored: StoredPool, codes: list[int], seconds: float
+    ) -> None:
+        """Count pages that came as flat tensors: what moved, and why the rest did not."""
+        self._stats.refused(operation, stored.name, codes)
+        pages = codes.count(Code.OK)
+        self._record(operation, Moved(pages, pages * stored.layout.page_bytes, seconds))
 
     def note_slow_path(self, what: str, pages: int) -> None:
         """Count pages that are copied, and say so once."""
@@ -79,16 +110,22 @@ class Transfers:
             self._slow_paths.add(what)
             log.warning("slower path: %s", what)
 
-    def _staged(self, operation: Operation, plan: PagePlan, stored: StoredPool) -> list[int]:
+    def _staged(
+        self, operation: Operation, plan: PagePlan, stored: StoredPool, until: float
+    ) -> list[int]:
+        if not self.open():
+            return [int(Code.FAILED)] * len(plan.keys)
         self.note_slow_path(f"pool {plan.pool.name!r} is copied in flat form", len(plan.keys))
         area, pool = self._pools.staging(stored), plan.pool.pool
         slots = [page * plan.pool.page_slots for page in plan.pages]
 
         def move(batch: PageBatch) -> list[int]:
-            return self.move_batches(operation, [batch])[0]
+            return self.move_batches(operation, [batch], until)[0]
 
         def restore(i: int, page: memoryview) -> None:
             flat = pool.get_dummy_flat_data_page()
+            if flat.nbytes != page.nbytes:
+                raise LayoutError(f"pool {stored.name!r} changed its page size after registration")
             byte_view(flat)[:] = page
             pool.set_from_flat_data_page(slots[i], flat)
 
@@ -116,39 +153,74 @@ class Transfers:
             if not plan.pool.logical
         ]
         moved = Moved(sum(n for n, _ in counts), sum(n * size for n, size in counts), seconds)
+        self._record(operation, moved)
+
+    def _record(self, operation: Operation, moved: Moved) -> None:
         if operation == "get":
             self._stats.got(moved)
         else:
             self._stats.put(moved)
 
-    def _guarded(
-        self,
-        operation: str,
-        call: Callable[[list[Any], float], list[list[Any]]],
-        batches: list[Any],
-        otherwise: Any,
-    ) -> list[list[Any]]:
-        """The store's answers; ``otherwise`` a page if it raised or answered in another shape.
+    def _exists(self, batches: list[KeyBatch], until: float) -> list[list[bool]]:
+        if not batches or not self.open():
+            return _everywhere(False, batches)
+        left = until - time.monotonic()
+        if left <= 0:
+            return _everywhere(False, batches)
+        answers = self._attempt(
+            "exists", lambda: _checked(self._store.exists(batches, left), batches, _BOOL)
+        )
+        return _everywhere(False, batches) if answers is None else answers
 
-        An exception that escaped here would end SGLang's storage thread.
+    def _open(self) -> bool:
+        self._pools.open()
+        return True
+
+    def _attempt(self, operation: str, call: Callable[[], T]) -> T | None:
+        """What the call gives, None if it raised: an exception would end SGLang's thread.
+
+        A fault is logged once for each operation, until the operation works again.
         """
-        if not batches:
-            return []
         try:
-            self._pools.open()
-            answers = call(batches, self._deadline_s)
+            result = call()
         except Exception:
-            if not self._faulty:
+            if operation not in self._faulty:
+                self._faulty.add(operation)
                 log.exception("storage %s failed; its pages count as missing", operation)
-            self._faulty = True
-            return [[otherwise] * len(batch.hashes) for batch in batches]
-        if [len(answer) for answer in answers] != [len(batch.hashes) for batch in batches]:
-            log.error("storage %s gave another number of answers than pages", operation)
-            return [[otherwise] * len(batch.hashes) for batch in batches]
-        if self._faulty:
+            return None
+        if operation in self._faulty:
+            self._faulty.discard(operation)
             log.info("storage %s works again", operation)
-        self._faulty = False
-        return answers
+        return result
+
+
+_BOOL = frozenset({bool})
+_CODE_TYPES = frozenset({int, Code})
+
+
+def _checked(
+    answers: list[list[T]], batches: Sequence[KeyBatch | PageBatch], types: frozenset[type]
+) -> list[list[T]]:
+    """The answers, if there is one a page and each of the right type.
+
+    A store that answers True for success, or None for failure, must not be taken for one
+    that gives codes, of which 0 is success.
+    """
+    wanted = [len(batch.hashes) for batch in batches]
+    if [len(answer) for answer in answers] != wanted:
+        raise TypeError(f"expected {wanted} answers, got {[len(answer) for answer in answers]}")
+    found = {type(page) for answer in answers for page in answer}
+    if not found <= types:
+        raise TypeError(f"expected answers of {_names(types)}, got {_names(found)}")
+    return answers
+
+
+def _names(types: Iterable[type]) -> str:
+    return ", ".join(sorted(kind.__name__ for kind in types))
+
+
+def _everywhere(value: T, batches: Sequence[KeyBatch | PageBatch]) -> list[list[T]]:
+    return [[value] * len(batch.hashes) for batch in batches]
 
 
 def _all_of(shards: list[list[bool]]) -> list[bool]:
