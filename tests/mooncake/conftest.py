@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
-from mooncake_pools import TestPool
-from mooncake_stores import connected, forget
 
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_mooncake.testing import RawMooncake
+from tests.mooncake.mooncake_pools import TestPool
+from tests.mooncake.mooncake_stores import connected, forget
 
 _numbers = itertools.count()
 

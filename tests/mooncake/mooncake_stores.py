@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from mooncake_pools import TestPool
-
 from hicache_mooncake.client import connect
 from hicache_mooncake.config import MooncakeConfig
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
+from tests.mooncake.mooncake_pools import TestPool
 
 
 def connected(master: MooncakeMaster, segment_bytes: int, **settings: object) -> MooncakeStore:

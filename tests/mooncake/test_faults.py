@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mooncake_pools import TestPool, hashes
-from mooncake_stores import connected
 
 from hicache_mooncake import client as client_module
 from hicache_mooncake import health as health_module
@@ -25,6 +23,8 @@ from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_shared.errors import BackendUnavailableError, ClearError
 from hicache_shared.store import Code
+from tests.mooncake.mooncake_pools import TestPool, hashes
+from tests.mooncake.mooncake_stores import connected
 
 MB = 2**20
 PATIENCE_S = 20.0
@@ -126,7 +126,7 @@ def test_a_frozen_master_gives_bounded_answers(own_master: MooncakeMaster) -> No
 HOLDER = """
 import sys
 from types import SimpleNamespace
-from mooncake_stores import connected
+from tests.mooncake.mooncake_stores import connected
 store = connected(SimpleNamespace(address=sys.argv[1]), 64 << 20)
 print("ready", flush=True)
 sys.stdin.read()
@@ -142,7 +142,7 @@ def holder(own_master: MooncakeMaster) -> Iterator[subprocess.Popen[str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[2],
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
@@ -265,7 +265,7 @@ def test_a_process_ends_cleanly_and_the_client_writes_nothing_to_standard_output
         capture_output=True,
         text=True,
         timeout=60,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[2],
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert ended.stdout == ""

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mooncake_pools import FILL, ArrayPool, TestPool, hashes
-from mooncake_stores import forget
 
 from hicache_mooncake.pages import Pages
 from hicache_mooncake.store import MooncakeStore
@@ -16,6 +14,8 @@ from hicache_mooncake.testing import RawMooncake
 from hicache_shared.errors import ClearError, LayoutError
 from hicache_shared.layout import layouts_of
 from hicache_shared.store import Code, StoredPool
+from tests.mooncake.mooncake_pools import FILL, ArrayPool, TestPool, hashes
+from tests.mooncake.mooncake_stores import forget
 
 DEADLINE = 5.0
 N = 8
