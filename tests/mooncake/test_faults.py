@@ -26,6 +26,8 @@ from hicache_shared.store import Code
 from tests.mooncake.mooncake_pools import TestPool, hashes
 from tests.mooncake.mooncake_stores import connected
 
+pytestmark = [pytest.mark.backend("mooncake"), pytest.mark.faults]
+
 MB = 2**20
 PATIENCE_S = 20.0
 """Longer than a call may take by far: a test of "bounded", not of speed."""

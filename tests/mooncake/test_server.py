@@ -15,6 +15,8 @@ from hicache_mooncake import server as server_module
 from hicache_mooncake.server import MooncakeMaster, master_program
 from hicache_shared.errors import BackendUnavailableError
 
+pytestmark = pytest.mark.backend("mooncake")
+
 
 def alive(pid: int) -> bool:
     try:

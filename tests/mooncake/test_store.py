@@ -17,6 +17,8 @@ from hicache_shared.store import Code, StoredPool
 from tests.mooncake.mooncake_pools import FILL, ArrayPool, TestPool, hashes
 from tests.mooncake.mooncake_stores import forget
 
+pytestmark = pytest.mark.backend("mooncake")
+
 DEADLINE = 5.0
 N = 8
 
