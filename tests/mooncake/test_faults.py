@@ -250,8 +250,8 @@ def test_a_process_ends_cleanly_and_the_client_writes_nothing_to_standard_output
     program = textwrap.dedent(
         """
         import sys
-        from mooncake_stores import connected
-        from mooncake_pools import TestPool, hashes
+        from tests.mooncake.mooncake_stores import connected
+        from tests.mooncake.mooncake_pools import TestPool, hashes
         from types import SimpleNamespace
         store = connected(SimpleNamespace(address=sys.argv[1]), 16 << 20)
         pool = TestPool.make("hc1/exit", "kv", 4, (1000,))
