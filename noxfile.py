@@ -110,7 +110,7 @@ def roundtrip(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks; arguments go to each of them."""
-    install(session, ["mooncake"], [])
+    install(session, ["mooncake"], group("tests"))
     for script in sorted(Path("benchmarks").glob("*.py")):
         session.run("python", str(script), *session.posargs, env={"PYTHONPATH": None})
 

@@ -11,6 +11,11 @@ import weakref
 from typing import Any
 
 import pytest
+
+from hicache_shared.contract import HiCacheStorage
+from hicache_shared.errors import ClearError, ConfigError
+from hicache_shared.hostpool import LogicalHostPool
+from hicache_shared.memory_backend import MemoryBackend
 from tests.contract.core_support import (
     DYNAMIC,
     PAGE,
@@ -22,11 +27,6 @@ from tests.contract.core_support import (
     slots,
     transfer,
 )
-
-from hicache_shared.contract import HiCacheStorage
-from hicache_shared.errors import ClearError, ConfigError
-from hicache_shared.hostpool import LogicalHostPool
-from hicache_shared.memory_backend import MemoryBackend
 
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -6,6 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from hicache_shared import staging
+from hicache_shared.errors import TransferError
+from hicache_shared.hostpool import HostPool, LogicalHostPool
 from tests.contract.core_support import (
     DYNAMIC,
     PAGE,
@@ -17,10 +21,6 @@ from tests.contract.core_support import (
     slots,
     transfer,
 )
-
-from hicache_shared import staging
-from hicache_shared.errors import TransferError
-from hicache_shared.hostpool import HostPool, LogicalHostPool
 
 V1 = {**DYNAMIC, "interface_v1": 1}
 KEYS = [f"k{i}" for i in range(6)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-import fold_oracle
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from hicache_shared.contract import PoolHitPolicy, PoolName, PoolTransferResult
 from hicache_shared.errors import TransferError
 from hicache_shared.fold import PoolPresence, fold
+from tests.contract import fold_oracle
 
 ALL = PoolHitPolicy.ALL_PAGES
 TRAILING = PoolHitPolicy.TRAILING_PAGES

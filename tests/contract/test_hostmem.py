@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract.core_support import FakeTensor
 
 from hicache_shared import hostmem
 from hicache_shared.errors import LayoutError
@@ -23,6 +22,7 @@ from hicache_shared.hostmem import (
     slots_like,
     storage_region,
 )
+from tests.contract.core_support import FakeTensor
 
 PAGE = 4096
 HUGE = 2 << 20

@@ -13,19 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract.core_support import (
-    PAGE,
-    FakeTensor,
-    config,
-    fill,
-    indexer,
-    logged_backend,
-    memory_backend,
-    mha,
-    mla,
-    slots,
-    transfer,
-)
 
 from hicache_shared.errors import HiCacheError, LayoutError
 from hicache_shared.hostpool import (
@@ -53,6 +40,19 @@ from hicache_shared.layout import (
 from hicache_shared.memory import MemoryStore
 from hicache_shared.memory_backend import MemoryBackend
 from hicache_shared.store import Caps
+from tests.contract.core_support import (
+    PAGE,
+    FakeTensor,
+    config,
+    fill,
+    indexer,
+    logged_backend,
+    memory_backend,
+    mha,
+    mla,
+    slots,
+    transfer,
+)
 
 PAGES = 8
 LEGAL = [(model, layout) for model in PRESETS for layout in legal_layouts(preset(model))]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.contract.core_support import slots
 
 from hicache_shared.errors import TransferError
 from hicache_shared.plan import (
@@ -18,6 +17,7 @@ from hicache_shared.plan import (
     plan_get,
     plan_set,
 )
+from tests.contract.core_support import slots
 
 WIDTH, PAGES = 4, 16
 POOL = RegisteredPool("swa", None, PAGES, WIDTH, ())

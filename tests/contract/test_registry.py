@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
+from hicache_shared.errors import LayoutError, UnknownPoolError
+from hicache_shared.hostpool import HostPoolGroup, LogicalHostPool, PoolEntry
+from hicache_shared.memory_backend import MemoryBackend
 from tests.contract.core_support import (
     DYNAMIC,
     LoggedBackend,
@@ -16,10 +20,6 @@ from tests.contract.core_support import (
     slots,
     transfer,
 )
-
-from hicache_shared.errors import LayoutError, UnknownPoolError
-from hicache_shared.hostpool import HostPoolGroup, LogicalHostPool, PoolEntry
-from hicache_shared.memory_backend import MemoryBackend
 
 V1 = {**DYNAMIC, "interface_v1": 1}
 

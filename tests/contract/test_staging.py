@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.contract.core_support import FakeTensor, mla
 
 from hicache_shared import staging
 from hicache_shared.layout import flat_layout
 from hicache_shared.staging import StagingArea
 from hicache_shared.store import Code, PageBatch, StoredPool
+from tests.contract.core_support import FakeTensor, mla
 
 STORED = StoredPool(flat_layout("kv", mla()), "p/", "n", b"")
 PAGE_BYTES = STORED.layout.page_bytes

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
+from hicache_shared.contract import StorageMetrics
+from hicache_shared.hostpool import LogicalHostPool
+from hicache_shared.stats import GIB, Moved, Stats
+from hicache_shared.store import Code
 from tests.contract.core_support import (
     DYNAMIC,
     PAGE,
@@ -15,11 +20,6 @@ from tests.contract.core_support import (
     slots,
     transfer,
 )
-
-from hicache_shared.contract import StorageMetrics
-from hicache_shared.hostpool import LogicalHostPool
-from hicache_shared.stats import GIB, Moved, Stats
-from hicache_shared.store import Code
 
 SIDECARS = [transfer("swa", ["a", "b"], [0, 1]), transfer("c4", ["a"], [0])]
 

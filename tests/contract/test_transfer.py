@@ -7,6 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from hicache_shared import transfer as transfer_module
+from hicache_shared.contract import PoolTransfer
+from hicache_shared.errors import TransferError
+from hicache_shared.hostpool import MambaGeometry, MambaHostPool
+from hicache_shared.store import Code
 from tests.contract.core_support import (
     DYNAMIC,
     PAGE,
@@ -18,12 +24,6 @@ from tests.contract.core_support import (
     slots,
     transfer,
 )
-
-from hicache_shared import transfer as transfer_module
-from hicache_shared.contract import PoolTransfer
-from hicache_shared.errors import TransferError
-from hicache_shared.hostpool import MambaGeometry, MambaHostPool
-from hicache_shared.store import Code
 
 KEYS = ["a", "b", "c"]
 Answer = Callable[[str, list[list[Any]]], Any]

@@ -10,10 +10,11 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-import hicache_mooncake
-import hicache_shared
 import pytest
 from packaging.requirements import Requirement
+
+import hicache_mooncake
+import hicache_shared
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
@@ -87,9 +88,7 @@ def test_importing_the_contract_loads_neither_torch_nor_sglang_nor_a_native_clie
     unwanted = "{'torch', 'sglang', 'mooncake', 'pytest', 'hypothesis'}"
     script = f"import sys\n{imports}\nprint(sorted({unwanted} & set(sys.modules)))"
 
-    run = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
 
     assert run.stdout.strip() == "[]"
 

@@ -166,6 +166,9 @@ def connect(
     if offload is not None:
         offload.mkdir(parents=True, exist_ok=True)
         options |= {"enable_ssd_offload": True, "ssd_offload_path": str(offload)}
+    if config.protocol == "tcp":
+        # Read at the first transfer, not in setup. Without it a frozen peer costs 30-60 s a call.
+        os.environ.setdefault("MC_TCP_PROGRESS_TIMEOUT_SEC", str(config.stall_timeout))
     native = module.MooncakeDistributedStore()
     with _environment(
         MC_STORE_CLIENT_SETUP_RETRIES=str(config.setup_retries),

@@ -248,6 +248,12 @@ class MooncakeConfig(CommonConfig):
         """Milliseconds a request to the master may take."""
         return self.rpc_timeout_ms or max(10, int(self.deadline_s * 500))
 
+    @property
+    def stall_timeout(self) -> int:
+        """Seconds without progress after which a TCP transfer is given up; a get of a frozen
+        peer's pages took up to three times that."""
+        return max(1, round(0.4 * self.deadline_s))
+
     def segment_bytes(self, ranks: int) -> int:
         """This rank's share of the segment, divided as in tree over TP x PP ranks."""
         return self.global_segment_size // ranks

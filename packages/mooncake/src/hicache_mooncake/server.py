@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -40,7 +41,8 @@ class MooncakeMaster:
     """A master on loopback while the context lasts.
 
     Its metadata service is not started, since that binds every interface; clients use
-    ``P2PHANDSHAKE``. Not thread-safe.
+    ``P2PHANDSHAKE``. Not thread-safe; the thread that enters must live as long as the master,
+    since Linux counts the end of that thread as the end of the parent.
 
     Attributes:
         address: ``host:port``, for ``master_server_address``; set once entered.
@@ -108,6 +110,7 @@ class MooncakeMaster:
     def freeze(self) -> None:
         """Stop the master from running; its connections stay open."""
         os.kill(self._running().pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self._running().pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Let a frozen master run on."""
@@ -132,6 +135,7 @@ class MooncakeMaster:
         if self._log is None:
             raise BackendUnavailableError("a MooncakeMaster starts as a context manager")
         command = [
+            *_ending_with_parent(),
             str(master_program()),
             f"--rpc_address={LOOPBACK}",
             f"--rpc_port={_port(self.address)}",
@@ -178,6 +182,15 @@ class MooncakeMaster:
         if self._process is None:
             raise BackendUnavailableError("this MooncakeMaster is not running")
         return self._process
+
+
+def _ending_with_parent() -> list[str]:
+    """A prefix that lets the kernel end the master with its parent, however that ends.
+
+    util-linux has it; without it a parent that is killed leaves its master behind.
+    """
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
 
 
 def _port(address: str) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from hicache_shared.errors import LayoutError
 from hicache_shared.hostpool.base import HostPool
 from hicache_shared.hostpool.memory import (
     Allocate,
@@ -71,6 +72,8 @@ class _V4Pool(HostPool):
         label: str,
         allocate: Allocate = aligned_bytes,
     ) -> None:
+        if geometry.kind != self.kind:
+            raise LayoutError(f"pool {label!r} is {self.kind}, its geometry {geometry.kind}")
         super().__init__(
             label=label,
             pages=pages,
@@ -124,10 +127,15 @@ class V4PagedHostPool(_V4Pool):
 
     kind = "deepseek_v4_paged"
 
-    def __init__(self, geometry: V4Geometry, **kwargs: Any) -> None:
-        super().__init__(geometry, **kwargs)
-        self.item_bytes = geometry.row_bytes
-        self.slot_page_size = self.page_size
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of a page of one layer."""
+        return self._row_bytes
+
+    @property
+    def slot_page_size(self) -> int:
+        """Slots a page."""
+        return self.page_size
 
     def alloc(self, need_size: int) -> IndexArray | None:
         """Slots, ``need_size`` rounded up to whole pages; None if fewer are free."""
@@ -143,10 +151,15 @@ class V4StateHostPool(_V4Pool):
 
     kind = "deepseek_v4_state"
 
-    def __init__(self, geometry: V4Geometry, **kwargs: Any) -> None:
-        super().__init__(geometry, **kwargs)
-        self.state_page_bytes = geometry.row_bytes
-        self.swa_page_size = self.page_size
+    @property
+    def state_page_bytes(self) -> int:
+        """Bytes of a page of one layer."""
+        return self._row_bytes
+
+    @property
+    def swa_page_size(self) -> int:
+        """Slots a page."""
+        return self.page_size
 
     def alloc(self, need_size: int) -> IndexArray | None:
         raise self._no_slots()

@@ -5,6 +5,7 @@ They also serve sliding-window layers and draft models.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,6 +78,11 @@ class _MHAPool(HostPool):
         label: str = "kv",
         allocate: Allocate = aligned_bytes,
     ) -> None:
+        if geometry.kind != self.kind:
+            raise LayoutError(
+                f"pool {label!r} is {self.kind}, which K heads of {geometry.head_dim} and V heads "
+                f"of {geometry.v_dim} elements do not fit; use MHAGeometry.pool"
+            )
         super().__init__(
             label=label,
             pages=pages,
@@ -98,8 +104,9 @@ class _MHAPool(HostPool):
         )
         self.kv_buffer = self._new_buffer()
 
+    @abstractmethod
     def _new_buffer(self) -> Any:
-        raise NotImplementedError
+        """The memory: something with K at 0 and V at 1."""
 
     @property
     def k_buffer(self) -> AnyArray:
@@ -134,14 +141,6 @@ class MHAHostPool(_MHAPool, BlockPool):
     """
 
     kind = "mha"
-
-    def __init__(self, geometry: MHAGeometry, **kwargs: Any) -> None:
-        if geometry.kind != self.kind:
-            raise LayoutError(
-                f"K heads of {geometry.head_dim} and V heads of {geometry.v_dim} elements need "
-                "an AsymmetricMHAHostPool"
-            )
-        super().__init__(geometry, **kwargs)
 
     def _new_buffer(self) -> AnyArray:
         layers, heads, dim = self.layer_num, self.head_num, self.head_dim

@@ -1,0 +1,100 @@
+"""The packaged master: started on loopback, ended for sure, and clear about why it fails."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hicache_mooncake import server as server_module
+from hicache_mooncake.server import MooncakeMaster, master_program
+from hicache_shared.errors import BackendUnavailableError
+
+pytestmark = pytest.mark.backend("mooncake")
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_master_answers_inside_the_context_and_is_gone_after(tmp_path: Path) -> None:
+    log = tmp_path / "master.log"
+    with MooncakeMaster(log=log) as master:
+        host, port = master.address.split(":")
+        assert host == "127.0.0.1"
+        socket.create_connection((host, int(port)), timeout=5).close()
+        pid = master.pid
+    assert not alive(pid)
+    assert "Master service started" in log.read_text()
+
+
+def test_a_frozen_master_is_ended_too() -> None:
+    with MooncakeMaster() as master:
+        pid = master.pid
+        master.freeze()
+    assert not alive(pid)
+
+
+def test_a_killed_master_can_be_started_again_at_its_address() -> None:
+    with MooncakeMaster() as master:
+        address, pid = master.address, master.pid
+        master.kill()
+        master.restart()
+        assert (master.address, master.pid != pid) == (address, True)
+        assert alive(master.pid)
+
+
+def test_a_master_that_dies_at_once_shows_its_last_words() -> None:
+    with (
+        pytest.raises(BackendUnavailableError, match=r"ended at once(.|\n)*no_such_flag") as caught,
+        MooncakeMaster(options=["--no_such_flag=1"]),
+    ):
+        pass
+    assert "apt-get" not in str(caught.value)
+
+
+def test_missing_libraries_name_the_debian_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "mooncake_master"
+    program.write_text(
+        "#!/bin/sh\necho error while loading shared libraries: libibverbs.so.1 >&2\nexit 127\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(server_module, "master_program", lambda: program)
+    with (
+        pytest.raises(BackendUnavailableError, match="libibverbs1 libnuma1 libcurl4"),
+        MooncakeMaster(),
+    ):
+        pass
+
+
+def test_a_master_does_not_outlive_a_parent_that_is_killed() -> None:
+    program = (
+        "import sys; from hicache_mooncake.server import MooncakeMaster\n"
+        "with MooncakeMaster() as master:\n"
+        "    print(master.pid, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        watch = os.pidfd_open(pid)
+        parent.kill()
+        gone, _, _ = select.select([watch], [], [], 20)
+        os.close(watch)
+    assert gone
+
+
+def test_the_program_is_found_without_loading_the_client() -> None:
+    assert master_program().name == "mooncake_master"
