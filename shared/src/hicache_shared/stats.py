@@ -32,7 +32,7 @@ class Stats:
 
     def __init__(self, *, keep_samples: bool) -> None:
         self._lock = threading.Lock()
-        self._keep_samples = keep_samples
+        self.sampling = keep_samples
         self._reasons: Counter[tuple[str, str, str]] = Counter()
         self._slow_paths: Counter[str] = Counter()
         self._prefetched: list[Moved] = []
@@ -79,7 +79,7 @@ class Stats:
         return metrics
 
     def _sample(self, samples: list[Moved], moved: Moved) -> None:
-        if not self._keep_samples or not moved.pages:
+        if not self.sampling or not moved.pages:
             return
         with self._lock:
             samples.append(moved)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from hicache_shared.errors import LayoutError
@@ -75,7 +75,8 @@ class Transfers:
                 for stored in plan.pool.stored
             ]
             answers.append(self._answers(operation, plan, codes))
-        self._sample(operation, plans, answers, time.perf_counter() - started)
+        if self._stats.sampling:
+            self._sample(operation, plans, answers, time.perf_counter() - started)
         return answers
 
     def move_batches(
@@ -90,9 +91,7 @@ class Transfers:
         if left <= 0:
             return _everywhere(int(Code.TIMEOUT), batches)
         call = self._store.get if operation == "get" else self._store.put
-        answers = self._attempt(
-            operation, lambda: _checked(call(batches, left), batches, _CODE_TYPES)
-        )
+        answers = self._attempt(operation, lambda: _codes(call(batches, left), batches))
         return _everywhere(int(Code.FAILED), batches) if answers is None else answers
 
     def note_flat(
@@ -168,7 +167,7 @@ class Transfers:
         if left <= 0:
             return _everywhere(False, batches)
         answers = self._attempt(
-            "exists", lambda: _checked(self._store.exists(batches, left), batches, _BOOL)
+            "exists", lambda: _flags(self._store.exists(batches, left), batches)
         )
         return _everywhere(False, batches) if answers is None else answers
 
@@ -194,29 +193,40 @@ class Transfers:
         return result
 
 
-_BOOL = frozenset({bool})
 _CODE_TYPES = frozenset({int, Code})
 
 
-def _checked(
-    answers: list[list[T]], batches: Sequence[KeyBatch | PageBatch], types: frozenset[type]
-) -> list[list[T]]:
-    """The answers, if there is one a page and each of the right type.
+def _flags(answers: list[list[bool]], batches: Sequence[KeyBatch]) -> list[list[bool]]:
+    """The answers, if there is a True or a False a page."""
+    _check_counts(answers, batches)
+    for answer in answers:
+        # Counting compares by identity first, so it is quick over a whole long chain.
+        if answer.count(True) + answer.count(False) != len(answer):
+            raise TypeError(f"expected True or False a page, got {_types(answer)}")
+    return answers
+
+
+def _codes(answers: list[list[int]], batches: Sequence[PageBatch]) -> list[list[int]]:
+    """The answers, if there is a code a page.
 
     A store that answers True for success, or None for failure, must not be taken for one
     that gives codes, of which 0 is success.
     """
-    wanted = [len(batch.hashes) for batch in batches]
-    if [len(answer) for answer in answers] != wanted:
-        raise TypeError(f"expected {wanted} answers, got {[len(answer) for answer in answers]}")
-    found = {type(page) for answer in answers for page in answer}
-    if not found <= types:
-        raise TypeError(f"expected answers of {_names(types)}, got {_names(found)}")
+    _check_counts(answers, batches)
+    for answer in answers:
+        if not _CODE_TYPES.issuperset(map(type, answer)):
+            raise TypeError(f"expected a code a page, got {_types(answer)}")
     return answers
 
 
-def _names(types: Iterable[type]) -> str:
-    return ", ".join(sorted(kind.__name__ for kind in types))
+def _check_counts(answers: list[list[T]], batches: Sequence[KeyBatch | PageBatch]) -> None:
+    wanted = [len(batch.hashes) for batch in batches]
+    if [len(answer) for answer in answers] != wanted:
+        raise TypeError(f"expected {wanted} answers, got {[len(answer) for answer in answers]}")
+
+
+def _types(answer: Sequence[object]) -> str:
+    return ", ".join(sorted({type(page).__name__ for page in answer}))
 
 
 def _everywhere(value: T, batches: Sequence[KeyBatch | PageBatch]) -> list[list[T]]:
