@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,6 +30,20 @@ def split(batches: Sequence[KeyBatch] | Sequence[PageBatch], flat: list[T]) -> l
         cut.append(flat[start:end])
         start = end
     return cut
+
+
+def parts_of(asks: Sequence[KeyBatch], most_keys: int) -> Iterator[list[KeyBatch]]:
+    """The batches in order, as many together as have ``most_keys`` keys at most."""
+    part: list[KeyBatch] = []
+    keys = 0
+    for ask in asks:
+        if part and keys + len(ask.hashes) > most_keys:
+            yield part
+            part, keys = [], 0
+        part.append(ask)
+        keys += len(ask.hashes)
+    if part:
+        yield part
 
 
 @dataclass(frozen=True, slots=True)
