@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hicache_shared.contract import PoolHitPolicy
-from hicache_shared.fold import fold
+from hicache_shared.fold import Mask, fold
 from hicache_shared.hits import Question, query
 from hicache_shared.plan import RegisteredPool
 
@@ -22,9 +23,9 @@ class Asked:
         self.stored = stored
         self.calls: list[dict[str, int]] = []
 
-    def __call__(self, asks: list[tuple[RegisteredPool, Sequence[str]]]) -> list[list[bool]]:
+    def __call__(self, asks: list[tuple[RegisteredPool, Sequence[str]]]) -> list[Mask]:
         self.calls.append({pool.name: len(keys) for pool, keys in asks})
-        return [[key in self.stored[pool.name] for key in keys] for pool, keys in asks]
+        return [np.array([key in self.stored[p.name] for key in keys]) for p, keys in asks]
 
 
 def pool(name: str, page_bytes: int) -> RegisteredPool:

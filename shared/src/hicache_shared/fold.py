@@ -77,7 +77,8 @@ def fold(pages: int, pools: Sequence[PoolPresence]) -> PoolTransferResult:
             legal = _trailing_legal(pool, present)
             boundary = _last_true(legal)
             limit = min(limit, boundary)
-            trailing.append(legal)
+            if boundary < legal.size or not legal.all():
+                trailing.append(legal)
         elif pool.policy == PoolHitPolicy.BLOCK_GROUPS:
             boundary = _covered_by_groups(pool, present)
         else:
@@ -114,6 +115,8 @@ def _trailing_legal(pool: PoolPresence, present: Mask) -> Mask:
     window = pool.window
     if window < 1:
         raise TransferError(f"pool {pool.name!r}: expected a window of 1 page or more: {window}")
+    if present.all():
+        return present
     holes = np.cumsum(~present, dtype=np.int32)
     legal: Mask = holes == 0
     legal[window:] = holes[window:] == holes[:-window]

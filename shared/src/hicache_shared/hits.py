@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hicache_shared.contract import PoolHitPolicy, PoolTransfer, PoolTransferResult
-from hicache_shared.fold import PoolPresence, fold
+from hicache_shared.fold import Mask, PoolPresence, fold
 from hicache_shared.plan import RegisteredPool
 
 FIRST_CHUNK_PAGES = 64
 CHUNK_GROWTH = 4
 
-Ask = Callable[[list[tuple[RegisteredPool, Sequence[str]]]], list[list[bool]]]
-"""Whether each page of each (pool, keys) is stored; one answer list each."""
+Ask = Callable[[list[tuple[RegisteredPool, Sequence[str]]]], list[Mask]]
+"""Whether each page of each (pool, keys) is stored; a mask ``bool[len(keys)]`` each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Question:
             group_pages=transfer.group_pages,
         )
 
-    def presence(self, present: Sequence[bool]) -> PoolPresence:
+    def presence(self, present: Sequence[bool] | Mask) -> PoolPresence:
         return PoolPresence(
             self.pool.name, present, self.policy, self.window, self.block_pages, self.group_pages
         )
@@ -53,12 +55,13 @@ def query(keys: Sequence[str], questions: Sequence[Question], ask: Ask) -> PoolT
     Pools that were not asked, since the leading pool has nothing, are left out of
     ``extra_pool_hit_pages``: no verdict.
     """
+    known: dict[str, Mask] = {}
     leader = _leader(questions)
     if leader is None:
-        run, known = len(keys), {}
+        run = len(keys)
     else:
-        lead = _leading_run(keys, leader.pool, ask)
-        run, known = len(lead), {leader.pool.name: lead}
+        run = _leading_run(keys, leader.pool, ask)
+        known[leader.pool.name] = np.ones(run, dtype=np.bool_)
     followers: dict[str, tuple[RegisteredPool, Sequence[str]]] = {}
     for question in questions:
         span = keys if question.policy is PoolHitPolicy.BLOCK_GROUPS else keys[:run]
@@ -80,16 +83,15 @@ def _leader(questions: Sequence[Question]) -> Question | None:
     return min(candidates, key=lambda q: q.pool.page_bytes, default=None)
 
 
-def _leading_run(keys: Sequence[str], pool: RegisteredPool, ask: Ask) -> list[bool]:
-    """One True for each page of the leading run that ``pool`` has."""
-    run: list[bool] = []
+def _leading_run(keys: Sequence[str], pool: RegisteredPool, ask: Ask) -> int:
+    """How many pages from the start ``pool`` has without a gap."""
+    run = 0
     chunk = FIRST_CHUNK_PAGES
-    while len(run) < len(keys):
-        part = keys[len(run) : len(run) + chunk]
-        (answers,) = ask([(pool, part)])
-        if not all(answers):
-            run.extend(answers[: answers.index(False)])
-            break
-        run.extend(answers)
+    while run < len(keys):
+        part = keys[run : run + chunk]
+        (present,) = ask([(pool, part)])
+        if not present.all():
+            return run + int(np.argmin(present))
+        run += len(part)
         chunk *= CHUNK_GROWTH
     return run

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from hicache_shared.layout import PoolLayout
 
 
@@ -89,6 +92,10 @@ class Caps:
     needs_registration: bool = False
 
 
+Presence = list[bool] | npt.NDArray[np.bool_]
+"""One answer a page, in whichever form the client gives it."""
+
+
 class PageStore(Protocol):
     """Preconditions, which the backend above guarantees and a store may rely on:
 
@@ -122,7 +129,7 @@ class PageStore(Protocol):
     def register_memory(self, address: int, nbytes: int) -> None:
         """Make a region that belongs to no pool (a staging page) usable for transfers."""
 
-    def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[list[bool]]:
+    def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> Sequence[Presence]:
         """Whether each page is there; a page whose state is unknown is not."""
 
     def put(self, batches: Sequence[PageBatch], deadline_s: float) -> list[list[int]]:

@@ -7,13 +7,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
+
 from hicache_shared.errors import LayoutError
+from hicache_shared.fold import Mask
 from hicache_shared.hostmem import byte_view
 from hicache_shared.layout import Access
 from hicache_shared.plan import Operation, PagePlan, RegisteredPool
 from hicache_shared.registry import PoolRegistry
 from hicache_shared.stats import Moved, Stats
-from hicache_shared.store import Code, KeyBatch, PageBatch, PageStore, StoredPool
+from hicache_shared.store import Code, KeyBatch, PageBatch, PageStore, Presence, StoredPool
 
 log = logging.getLogger(__name__)
 
@@ -48,13 +51,11 @@ class Transfers:
         """When a call of SGLang's that begins now must end, by ``time.monotonic``."""
         return time.monotonic() + self._deadline_s
 
-    def present(
-        self, until: float, asks: list[tuple[RegisteredPool, Sequence[str]]]
-    ) -> list[list[bool]]:
+    def present(self, until: float, asks: list[tuple[RegisteredPool, Sequence[str]]]) -> list[Mask]:
         """Whether each page is stored whole: in all its head shards. Unknown is no."""
         batches = [KeyBatch(stored, keys) for pool, keys in asks for stored in pool.stored]
-        answers = iter(self._exists(batches, until))
-        return [_all_of([next(answers) for _ in pool.stored]) for pool, _ in asks]
+        masks = iter(self._exists(batches, until))
+        return [_all_of([next(masks) for _ in pool.stored]) for pool, _ in asks]
 
     def move(self, operation: Operation, plans: Sequence[PagePlan]) -> list[list[bool]]:
         """One answer a key of each plan. A logical anchor's pages are always there."""
@@ -160,16 +161,15 @@ class Transfers:
         else:
             self._stats.put(moved)
 
-    def _exists(self, batches: list[KeyBatch], until: float) -> list[list[bool]]:
+    def _exists(self, batches: list[KeyBatch], until: float) -> list[Mask]:
+        absent = [np.zeros(len(batch.hashes), dtype=np.bool_) for batch in batches]
         if not batches or not self.open():
-            return _everywhere(False, batches)
+            return absent
         left = until - time.monotonic()
         if left <= 0:
-            return _everywhere(False, batches)
-        answers = self._attempt(
-            "exists", lambda: _flags(self._store.exists(batches, left), batches)
-        )
-        return _everywhere(False, batches) if answers is None else answers
+            return absent
+        masks = self._attempt("exists", lambda: _masks(self._store.exists(batches, left), batches))
+        return absent if masks is None else masks
 
     def _open(self) -> bool:
         self._pools.open()
@@ -196,14 +196,27 @@ class Transfers:
 _CODE_TYPES = frozenset({int, Code})
 
 
-def _flags(answers: list[list[bool]], batches: Sequence[KeyBatch]) -> list[list[bool]]:
-    """The answers, if there is a True or a False a page."""
+def _all_of(shards: list[Mask]) -> Mask:
+    whole = shards[0]
+    for shard in shards[1:]:
+        whole = whole & shard
+    return whole
+
+
+def _masks(answers: Sequence[Presence], batches: Sequence[KeyBatch]) -> list[Mask]:
+    """The answers as masks, if there is one a page."""
     _check_counts(answers, batches)
-    for answer in answers:
-        # Counting compares by identity first, so it is quick over a whole long chain.
-        if answer.count(True) + answer.count(False) != len(answer):
-            raise TypeError(f"expected True or False a page, got {_types(answer)}")
-    return answers
+    return [_mask(answer) for answer in answers]
+
+
+def _mask(answer: Presence) -> Mask:
+    """Only True counts as present; what is no bool raises or is absent.
+
+    Lists go through bytes, which takes a tenth of looking at the type of each answer.
+    """
+    flags = answer if isinstance(answer, np.ndarray) else np.frombuffer(bytes(answer), np.uint8)
+    mask: Mask = flags == 1
+    return mask
 
 
 def _codes(answers: list[list[int]], batches: Sequence[PageBatch]) -> list[list[int]]:
@@ -219,7 +232,9 @@ def _codes(answers: list[list[int]], batches: Sequence[PageBatch]) -> list[list[
     return answers
 
 
-def _check_counts(answers: list[list[T]], batches: Sequence[KeyBatch | PageBatch]) -> None:
+def _check_counts(
+    answers: Sequence[Sequence[object] | Mask], batches: Sequence[KeyBatch | PageBatch]
+) -> None:
     wanted = [len(batch.hashes) for batch in batches]
     if [len(answer) for answer in answers] != wanted:
         raise TypeError(f"expected {wanted} answers, got {[len(answer) for answer in answers]}")
@@ -231,9 +246,3 @@ def _types(answer: Sequence[object]) -> str:
 
 def _everywhere(value: T, batches: Sequence[KeyBatch | PageBatch]) -> list[list[T]]:
     return [[value] * len(batch.hashes) for batch in batches]
-
-
-def _all_of(shards: list[list[bool]]) -> list[bool]:
-    if len(shards) == 1:
-        return shards[0]
-    return [all(page) for page in zip(*shards, strict=True)]

@@ -10,12 +10,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from hicache_mooncake.client import BAD_ARGUMENT, MAYBE_WRONG_SIZE, REMOVED, MooncakeClient, code_of
 from hicache_mooncake.health import Health
 from hicache_mooncake.pages import Pages, keys_of, parts_of, split
 from hicache_shared.errors import BackendUnavailableError, ClearError, LayoutError
 from hicache_shared.hostmem import Region, RegionSet, rounded_to_huge_pages
-from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, StoredPool
+from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, Presence, StoredPool
 
 logger = logging.getLogger(__name__)
 
@@ -85,21 +87,21 @@ class MooncakeStore:
             f"{text} {answer}; with rdma, check the locked-memory limit (ulimit -l) and the device"
         )
 
-    def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[list[bool]]:
+    def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[Presence]:
         if not self._health.up():
             return [[False] * len(ask.hashes) for ask in asks]
-        answers: list[list[bool]] = []
+        answers: list[Presence] = []
         for part in parts_of(asks, EXISTS_KEYS):
             answers += self._exists(part)
         return answers
 
-    def _exists(self, asks: Sequence[KeyBatch]) -> list[list[bool]]:
+    def _exists(self, asks: Sequence[KeyBatch]) -> Sequence[Presence]:
         keys = keys_of(asks)
         if not keys:
             return [[] for _ in asks]
         answers = self._client.exists(keys)
         if answers.count(1) == len(keys):
-            return split(asks, [True] * len(keys))
+            return [np.ones(len(ask.hashes), dtype=np.bool_) for ask in asks]
         self._note("exists", answers)
         return split(asks, [answer == 1 for answer in answers])
 
