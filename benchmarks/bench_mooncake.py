@@ -107,10 +107,9 @@ def questions(model: AssembledModel) -> list[PoolTransfer]:
 
 
 def measure(call: Callable[[], object], timed: TimedClient) -> tuple[float, float]:
-    """Median milliseconds of a call, and of the native client inside it; caches made cold."""
+    """Median milliseconds of a call, and of the native client inside it."""
     walls, natives = [], []
     for _ in range(REPEATS):
-        np.random.default_rng(0).random(4 << 20).sum()
         timed.seconds = 0.0
         started = time.perf_counter()
         call()
@@ -147,9 +146,7 @@ def bench_queries() -> list[dict[str, Any]]:
 def bench_moves() -> list[dict[str, Any]]:
     rows = []
     for pages in (32, 128):
-        model = build(
-            preset("deepseek-v4-flash"), layout="page_first", pages=pages, layers_div=pages // 32
-        )
+        model = build(preset("deepseek-v4-flash"), layout="page_first", pages=pages)
         with timed_backend(model) as (backend, timed):
             names = [str(pool.name) for pool in model.pools[1:]]
             for label, pools in [("group", names), *((name, [name]) for name in names)]:

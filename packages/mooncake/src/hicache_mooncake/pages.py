@@ -32,6 +32,13 @@ def split(batches: Sequence[KeyBatch] | Sequence[PageBatch], flat: list[T]) -> l
     return cut
 
 
+def repeats(batches: Sequence[PageBatch]) -> bool:
+    """Whether a key may come twice. Page hashes are compared, which are short and hashed before."""
+    return len({batch.pool.prefix for batch in batches}) < len(batches) or any(
+        len(set(batch.hashes)) < len(batch.hashes) for batch in batches
+    )
+
+
 def parts_of(asks: Sequence[KeyBatch], most_keys: int) -> Iterator[list[KeyBatch]]:
     """The batches in order, as many together as have ``most_keys`` keys at most."""
     part: list[KeyBatch] = []

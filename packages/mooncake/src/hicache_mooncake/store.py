@@ -14,7 +14,7 @@ import numpy as np
 
 from hicache_mooncake.client import BAD_ARGUMENT, MAYBE_WRONG_SIZE, REMOVED, MooncakeClient, code_of
 from hicache_mooncake.health import Health
-from hicache_mooncake.pages import Pages, keys_of, parts_of, split
+from hicache_mooncake.pages import Pages, keys_of, parts_of, repeats, split
 from hicache_shared.errors import BackendUnavailableError, ClearError, LayoutError
 from hicache_shared.hostmem import Region, RegionSet, rounded_to_huge_pages
 from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, Presence, StoredPool
@@ -109,19 +109,17 @@ class MooncakeStore:
         pages = Pages.of(batches)
         if not pages.keys or not self._health.up():
             return [[int(Code.UNAVAILABLE)] * len(batch.hashes) for batch in batches]
-        answers = self._read(pages)
+        answers = self._read_again(pages) if repeats(batches) else self._client.get(pages)
         if answers == pages.sizes:
             return split(batches, [_OK] * len(answers))
         return split(batches, self._why_not_read(pages, answers))
 
-    def _read(self, pages: Pages) -> list[int]:
-        """The client's answers, with each page that was answered for filled.
+    def _read_again(self, pages: Pages) -> list[int]:
+        """The client's answers where a key comes several times.
 
         Of pages that name one key in one call the client fills one and reports all, so a key
         that comes again is read in a call of its own.
         """
-        if len(set(pages.keys)) == len(pages.keys):
-            return self._client.get(pages)
         answers = [0] * len(pages.keys)
         seen: Counter[str] = Counter()
         rounds: dict[int, list[int]] = {}
