@@ -63,6 +63,7 @@ class Rank:
         layout: str,
         *,
         own_client: bool = False,
+        heads_over: int = 1,
         extra: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Rank:
@@ -73,10 +74,11 @@ class Rank:
             model: the preset's name.
             layout: memory layout of its pools.
             own_client: whether the backend shares no client with others.
+            heads_over: ranks that the model's attention heads are split over.
             extra: settings for the extra config.
             changes: fields of the storage configuration that differ from a rank alone.
         """
-        assembled = small_model(harness, model, layout)
+        assembled = small_model(harness, model, layout, heads_over)
         config = storage_config(is_mla_model=assembled.is_mla_model, extra=extra, **changes)
         make = harness.make_own if own_client else harness.make
         return cls(make(config), assembled, config)
@@ -148,10 +150,11 @@ class Rank:
 
     def page(self, name: str, page: int) -> bytes:
         """The bytes of one host page, component after component."""
-        return b"".join(view.tobytes() for view in self._components(name, page))
+        return b"".join(self.components(name, page))
 
-    def page_components(self, name: str) -> int:
-        return len(self._components(name, 0))
+    def components(self, name: str, page: int) -> list[bytes]:
+        """The bytes of each component of one host page."""
+        return [view.tobytes() for view in self._components(name, page)]
 
     def put_page(self, name: str, page: int, value: bytes) -> None:
         """Write one host page."""
@@ -186,13 +189,14 @@ def register(backend: HiCacheStorage, model: AssembledModel) -> None:
     backend.on_host_pools_registered()
 
 
-def small_model(harness: Harness, model: str, layout: str) -> AssembledModel:
+def small_model(harness: Harness, model: str, layout: str, heads_over: int = 1) -> AssembledModel:
     """A preset with its structure whole and its layers cut down, on the harness's memory."""
     return build(
         preset(model),
         pages=PAGES,
         layout=layout,
         layers_div=LAYERS_DIV.get(model, 12),
+        tp_size=heads_over,
         allocate=harness.allocate,
     )
 

@@ -33,6 +33,7 @@ ILLEGAL_PAIRS = [
 
 TRAILING_PAIRS = [p for p in LEGAL_PAIRS if any(q.window_pages for q in preset(p[0]).pools)]
 LOGICAL_PAIRS = [p for p in LEGAL_PAIRS if preset(p[0]).pools[0].geometry.kind == "logical"]
+PAGE_HEAD_PAIRS = [p for p in LEGAL_PAIRS if p[1] == "page_head"]
 
 NewRank = Callable[..., Rank]
 
@@ -261,6 +262,31 @@ class BackendSuite:
             for name in rank.pools:
                 assert rank.get(name, keys[3:4], [0]) == [True]
                 assert rank.page(name, 0) == own[name]
+
+    @pytest.mark.parametrize("pair", PAGE_HEAD_PAIRS, ids="-".join, indirect=True)
+    def test_head_shards_are_shared_between_tp_sizes(
+        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    ) -> None:
+        """A rank of TP 2 holds the heads of two ranks of TP 4, each a shard of its own."""
+        quarters = [
+            new_rank(tp_rank=rank, tp_size=4, heads_over=4, tp_lcm_size=4) for rank in range(2)
+        ]
+        half = new_rank(tp_rank=0, tp_size=2, heads_over=2, tp_lcm_size=4, should_split_heads=True)
+        for seed, quarter in enumerate(quarters):
+            quarter.fill(50 + seed)
+            assert all(quarter.set(KV, keys[:4], range(4)))
+        harness.settle()
+        half.fill(52)
+        assert half.get(KV, keys[:4], range(8, 12)) == [True] * 4
+        for page in range(4):
+            parts = zip(*(quarter.components(KV, page) for quarter in quarters), strict=True)
+            assert half.components(KV, 8 + page) == [first + second for first, second in parts]
+        assert all(half.set(KV, keys[4:], range(4)))
+        harness.settle()
+        for quarter in quarters:
+            assert quarter.get(KV, keys[4:], range(12, 16)) == [True] * 4
+        parts = zip(*(quarter.components(KV, 12) for quarter in quarters), strict=True)
+        assert half.components(KV, 0) == [first + second for first, second in parts]
 
     # -- hits -----------------------------------------------------------------------------
 
