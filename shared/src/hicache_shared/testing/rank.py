@@ -16,6 +16,7 @@ from hicache_shared.contract import (
     PoolHitPolicy,
     PoolTransfer,
 )
+from hicache_shared.controller import Operation, model_transfers
 from hicache_shared.hostmem import byte_view
 from hicache_shared.hostpool import AssembledModel, build, preset
 from hicache_shared.layout import Access, buffers_of, is_logical, layouts_of
@@ -96,11 +97,22 @@ class Rank:
 
     def transfer(self, name: str, keys: list[str], pages: Sequence[int]) -> PoolTransfer:
         """What moves ``keys[i]`` to or from host page ``pages[i]``."""
-        width = self.model.group.get_pool(name).page_size
+        return PoolTransfer(name, host_indices=self.slots(name, pages), keys=list(keys))
+
+    def operation(self, hashes: list[str], pages: Sequence[int]) -> Operation:
+        """What the controller writes or reads for a chain: ``pages[i]`` of every pool."""
+        transfers = model_transfers(self.model.pools, hashes)
+        for transfer in transfers:
+            if transfer.indices_from_pool is None:
+                last = list(pages)[len(pages) - len(transfer.keys or ()) :]
+                transfer.host_indices = self.slots(str(transfer.name), last)
+        return Operation(hashes, self.slots(KV, pages), transfers)
+
+    def slots(self, name: str, pages: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The token slots of some host pages, in order."""
+        width: int = self.model.group.get_pool(name).page_size
         starts = np.asarray(pages, dtype=np.int64).reshape(-1, 1) * width
-        return PoolTransfer(
-            name, host_indices=(starts + np.arange(width)).reshape(-1), keys=list(keys)
-        )
+        return (starts + np.arange(width)).reshape(-1)
 
     def set(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
         """Store host pages, KV by v1 and the others by v2."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from hicache_shared.contract import PoolTransfer
+from hicache_shared.controller import HostMemoryMode, ReferenceController
 from hicache_shared.errors import HiCacheError, LayoutError, UnknownPoolError
 from hicache_shared.hostpool import PRESETS, AssembledModel, build, legal_layouts, preset
 from hicache_shared.layout import MEMORY_LAYOUTS, is_logical, layouts_of
@@ -391,6 +392,35 @@ class BackendSuite:
         harness.settle()
         assert rank.hit(hashes) == 8
         assert rank.hit([]) == 0
+
+    @pytest.mark.parametrize("mode", ["cache", "buffer_only"])
+    def test_operations_in_flight_come_back_byte_exact(
+        self, harness: Harness, rank: Rank, keys: list[str], mode: HostMemoryMode
+    ) -> None:
+        """Backups, hit queries and prefetches at once, called as SGLang's controller does."""
+        rank.fill(60)
+        chains = [chain(4, f"{keys[0]}/{i}") for i in range(2)]
+        sources, targets = [range(0, 4), range(4, 8)], [range(8, 12), range(12, 16)]
+        saved = {name: [rank.page(name, page) for page in range(8)] for name in rank.pools}
+        with ReferenceController(rank.model.group, rank.config, host_memory_mode=mode) as engine:
+            engine.attach(rank.backend)
+            first, second = map(rank.operation, chains, sources)
+            engine.submit_backup(first).result()
+            harness.settle()
+            running = engine.submit_backup(second)
+            hit = engine.submit_query(first.hashes, first.transfers).result().kv_hit_pages
+            restoring = engine.submit_prefetch(rank.operation(chains[0], targets[0]), hit)
+            running.result()
+            harness.settle()
+            hits = engine.submit_query(second.hashes, second.transfers)
+            assert (hit, restoring.result(), hits.result().kv_hit_pages) == (4, 4, 4)
+            reading = engine.submit_prefetch(rank.operation(chains[1], targets[1]), 4)
+            assert reading.result() == 4
+        for name in rank.pools:
+            window = rank.windows.get(name, 4)
+            for source, target in zip(sources, targets, strict=True):
+                restored = [rank.page(name, page) for page in list(target)[4 - window :]]
+                assert restored == [saved[name][page] for page in list(source)[4 - window :]]
 
     # -- misuse ------------------------------------------------------------------------------
 
