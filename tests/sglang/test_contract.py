@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +92,22 @@ def test_a_class_of_our_copy_would_be_refused_by_the_factory() -> None:
 
 def _plain(default: Any) -> Any:
     return default.value if hasattr(default, "value") else default
+
+
+def test_our_copy_of_the_metrics_has_sglangs_fields() -> None:
+    """Read from the source: the module imports half the engine, which is not installed here."""
+    spec = importlib.util.find_spec("sglang")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "srt/observability/metrics_collector.py"
+    (metrics,) = [
+        node
+        for node in ast.walk(ast.parse(source.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name == "StorageMetrics"
+    ]
+    fields = [
+        node.target.id
+        for node in metrics.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    ]
+    assert fields == [field.name for field in dataclasses.fields(_mirror.StorageMetrics)]
