@@ -34,6 +34,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     counts: dict[str, Counter[str]] = {}
     for outcome in OUTCOMES:
         for report in terminalreporter.getreports(outcome):
+            if not isinstance(report, pytest.TestReport):
+                continue  # of a file that cannot be collected: it belongs to no backend
             properties = dict(report.user_properties)
             if "backend" in properties:
                 counts.setdefault(str(properties["backend"]), Counter())[outcome] += 1
