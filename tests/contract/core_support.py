@@ -8,6 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import numpy.typing as npt
 
 from hicache_shared.contract import HiCacheStorageConfig, PoolTransfer
 from hicache_shared.hostpool import (
@@ -80,15 +81,18 @@ class LoggedStore(MemoryStore):
 
     def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[list[bool]]:
         self._note("exists", asks, deadline_s)
-        return self.answer("exists", super().exists(asks, deadline_s))
+        answers: list[list[bool]] = self.answer("exists", super().exists(asks, deadline_s))
+        return answers
 
     def put(self, batches: Sequence[PageBatch], deadline_s: float) -> list[list[int]]:
         self._note("put", batches, deadline_s)
-        return self.answer("put", super().put(batches, deadline_s))
+        codes: list[list[int]] = self.answer("put", super().put(batches, deadline_s))
+        return codes
 
     def get(self, batches: Sequence[PageBatch], deadline_s: float) -> list[list[int]]:
         self._note("get", batches, deadline_s)
-        return self.answer("get", super().get(batches, deadline_s))
+        codes: list[list[int]] = self.answer("get", super().get(batches, deadline_s))
+        return codes
 
     def close(self) -> None:
         self.closes += 1
@@ -140,7 +144,7 @@ class FakeTensor:
         type = "cpu"
 
     class _Storage:
-        def __init__(self, data: Any) -> None:
+        def __init__(self, data: npt.NDArray[Any]) -> None:
             self._data = data
 
         def data_ptr(self) -> int:
@@ -151,7 +155,7 @@ class FakeTensor:
 
     device = _Device()
 
-    def __init__(self, data: Any, *, owns: bool = False) -> None:
+    def __init__(self, data: npt.NDArray[Any], *, owns: bool = False) -> None:
         self.data = data
         self.owns = owns
 

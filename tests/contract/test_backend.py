@@ -284,17 +284,19 @@ def test_interpreter_exit_leaves_the_store_open_under_a_call_that_never_ends() -
 # -- the rest ------------------------------------------------------------------------------
 
 
-def test_clear_is_scoped_to_the_namespace_and_its_fault_is_raised() -> None:
+def test_clear_is_scoped_to_the_namespace_and_its_fault_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     backend = logged_backend(("kv", mha()))
     cleared: list[str] = []
-    backend.logged.clear = cleared.append  # type: ignore[method-assign]
+    monkeypatch.setattr(backend.logged, "clear", cleared.append)
     backend.clear()
     assert cleared == [backend.namespace]
 
     def fail(namespace: str) -> None:
         raise ClearError("the server is gone")
 
-    backend.logged.clear = fail  # type: ignore[method-assign]
+    monkeypatch.setattr(backend.logged, "clear", fail)
     with pytest.raises(ClearError, match="gone"):
         backend.clear()
     backend.close()

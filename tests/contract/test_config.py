@@ -206,7 +206,7 @@ def test_a_setting_of_the_node_must_not_contradict_the_broadcast_config() -> Non
 def test_a_configuration_does_not_change() -> None:
     config = load(Sample, ADDRESS, {})
     with pytest.raises(ValidationError):
-        config.address = "b"  # type: ignore[misc]
+        config.address = "b"
 
 
 def test_every_setting_is_documented() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ POOLS = [
 
 
 def make(kind: str, layout: str, seed: int) -> Any:
-    pool = {"mha": mha, "mla": mla}[kind](layout)
+    makers: dict[str, Callable[[str], Any]] = {"mha": mha, "mla": mla}
+    pool = makers[kind](layout)
     fill(pool.kv_buffer, seed)
     return pool
 

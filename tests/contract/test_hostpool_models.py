@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +26,8 @@ from hicache_shared.hostpool import (
     MHAGeometry,
     MLAGeometry,
     PlainModel,
+    PoolSpec,
+    V4Geometry,
     build,
     legal_layouts,
     page_views,
@@ -36,7 +40,7 @@ from hicache_shared.layout import Access, layouts_of
 ALL, TRAILING = PoolHitPolicy.ALL_PAGES, PoolHitPolicy.TRAILING_PAGES
 
 # name -> pool -> (layers, bytes of a page and layer, source, policy, window in pages)
-GEOMETRY = {
+GEOMETRY: dict[str, dict[str, tuple[int, int, str | None, PoolHitPolicy, int]]] = {
     "deepseek-v4-flash": {
         "swa": (44, 149_760, None, TRAILING, 1),
         "deepseek_v4_c4": (21, 37_440, "kv", ALL, 0),
@@ -75,17 +79,17 @@ LAYOUTS = {
 PAIRS = [(name, layout) for name in PRESETS for layout in sorted(LAYOUTS[name])]
 
 
-def test_every_preset_is_described_here():
+def test_every_preset_is_described_here() -> None:
     assert set(PRESETS) == set(GEOMETRY) == set(LAYOUTS)
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_legal_layouts_are_those_of_all_pools(name):
+def test_legal_layouts_are_those_of_all_pools(name: str) -> None:
     assert set(legal_layouts(preset(name))) == LAYOUTS[name]
 
 
 @pytest.mark.parametrize(("name", "layout"), PAIRS)
-def test_a_presets_pages_have_the_published_bytes(name, layout):
+def test_a_presets_pages_have_the_published_bytes(name: str, layout: str) -> None:
     model = build(preset(name), pages=2, layout=layout)
     physical = [
         entry for entry in model.group.entries if not isinstance(entry.host_pool, LogicalHostPool)
@@ -104,7 +108,7 @@ def test_a_presets_pages_have_the_published_bytes(name, layout):
 
 
 @pytest.mark.parametrize(("name", "layout"), PAIRS)
-def test_pages_of_a_preset_are_written_and_listed_alike(name, layout):
+def test_pages_of_a_preset_are_written_and_listed_alike(name: str, layout: str) -> None:
     model = build(preset(name), pages=2, layout=layout, layers_div=8)
     for entry in model.group.entries:
         pool = entry.host_pool
@@ -120,8 +124,8 @@ def test_pages_of_a_preset_are_written_and_listed_alike(name, layout):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_an_illegal_layout_is_refused_before_memory_is_taken(name):
-    def allocate(nbytes: int) -> np.ndarray:
+def test_an_illegal_layout_is_refused_before_memory_is_taken(name: str) -> None:
+    def allocate(nbytes: int) -> npt.NDArray[np.uint8]:
         raise AssertionError("asked for memory")
 
     for layout in {"page_first", "page_head", "layer_first", "page_unified"} - LAYOUTS[name]:
@@ -129,7 +133,7 @@ def test_an_illegal_layout_is_refused_before_memory_is_taken(name):
             build(preset(name), pages=1, layout=layout, allocate=allocate)
 
 
-def test_v4_sidecars_are_described_as_sglangs_assembler_does():
+def test_v4_sidecars_are_described_as_sglangs_assembler_does() -> None:
     model = build(preset("deepseek-v4-flash"), pages=1, layout="page_first", layers_div=100)
     assert model.specs == (
         SidecarPoolSpec(PoolName.DEEPSEEK_V4_C4, PoolName.KV),
@@ -145,7 +149,12 @@ def test_v4_sidecars_are_described_as_sglangs_assembler_does():
     assert model.group.get_page_buffer_element_size() is None
 
 
-def test_v4_without_a_draft_has_shorter_state_rings_and_one_window_layer_less():
+def v4_geometry(pool: PoolSpec) -> V4Geometry:
+    assert isinstance(pool.geometry, V4Geometry)
+    return pool.geometry
+
+
+def test_v4_without_a_draft_has_shorter_state_rings_and_one_window_layer_less() -> None:
     spec = DeepSeekV4Model(
         name="v4",
         compression_ratios=(0, 0, *(4, 128) * 20, 4),
@@ -154,13 +163,14 @@ def test_v4_without_a_draft_has_shorter_state_rings_and_one_window_layer_less():
         device_tokens=256,
         swa_device_tokens=256,
     ).spec()
-    rows = {str(p.name): (p.geometry.layers, p.geometry.row_bytes) for p in spec.pools[1:]}
+    geometries = {str(pool.name): v4_geometry(pool) for pool in spec.pools[1:]}
+    rows = {name: (each.layers, each.row_bytes) for name, each in geometries.items()}
     assert rows["swa"] == (43, 149_760)
     assert rows["deepseek_v4_c4_state"] == (21, 65_536)
     assert rows["deepseek_v4_c4_indexer_state"] == (21, 16_384)
 
 
-def test_v4_pools_follow_the_compression_ratios():
+def test_v4_pools_follow_the_compression_ratios() -> None:
     spec = DeepSeekV4Model(
         name="v4",
         compression_ratios=(0, 128),
@@ -176,9 +186,9 @@ def test_v4_pools_follow_the_compression_ratios():
 @pytest.mark.parametrize(
     ("page", "swa_row"), [(128, 74_880), (256, 149_760), (512, 299_520), (1024, 598_464)]
 )
-def test_v4_rows_are_584_bytes_a_token_padded_to_576(page, swa_row):
+def test_v4_rows_are_584_bytes_a_token_padded_to_576(page: int, swa_row: int) -> None:
     model = v4_with_page_of(page)
-    assert model.spec().pools[1].geometry.row_bytes == swa_row == -(-page * 584 // 576) * 576
+    assert v4_geometry(model.spec().pools[1]).row_bytes == swa_row == -(-page * 584 // 576) * 576
 
 
 def v4_with_page_of(page: int) -> DeepSeekV4Model:
@@ -193,7 +203,7 @@ def v4_with_page_of(page: int) -> DeepSeekV4Model:
 
 
 @pytest.mark.parametrize(("ratios", "page"), [((4, 8), 256), ((0, 128), 64), ((), 256)])
-def test_v4_ratios_must_be_known_and_divide_the_page(ratios, page):
+def test_v4_ratios_must_be_known_and_divide_the_page(ratios: tuple[int, ...], page: int) -> None:
     with pytest.raises(LayoutError, match="compression ratios"):
         DeepSeekV4Model(
             name="v4",
@@ -206,7 +216,7 @@ def test_v4_ratios_must_be_known_and_divide_the_page(ratios, page):
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_dividing_layers_keeps_the_structure(name):
+def test_dividing_layers_keeps_the_structure(name: str) -> None:
     spec = preset(name)
     whole = build(spec, pages=1, layout="page_first")
     small = build(spec, pages=1, layout="page_first", layers_div=1000)
@@ -223,7 +233,7 @@ def test_dividing_layers_keeps_the_structure(name):
             assert layout.component_bytes == expected
 
 
-def test_ranks_split_heads_and_states_but_not_latent_kv():
+def test_ranks_split_heads_and_states_but_not_latent_kv() -> None:
     def page_bytes(name: str, pool: str, tp_size: int) -> int:
         model = build(preset(name), pages=1, layout="page_first", layers_div=12, tp_size=tp_size)
         return layouts_of(pool, model.group.get_pool(pool))[0].page_bytes
@@ -249,20 +259,22 @@ def sized(name: str, **slots: int) -> dict[str, int]:
     return {str(entry.name): entry.host_pool.size for entry in model.group.entries}
 
 
-def test_v4_host_pages_are_device_pages_rounded_up_times_the_ratio():
+def test_v4_host_pages_are_device_pages_rounded_up_times_the_ratio() -> None:
     sizes = sized("deepseek-v4-flash", kv=7 * 256 + 1, swa=3 * 256)
     assert sizes["kv"] == sizes["deepseek_v4_c4"] == sizes["deepseek_v4_c128"] == 12 * 256
     assert sizes["swa"] == sizes["deepseek_v4_c4_state"] == 4 * 256
 
 
-def test_other_host_pages_are_tokens_times_the_ratio_and_a_spare_page():
+def test_other_host_pages_are_tokens_times_the_ratio_and_a_spare_page() -> None:
     assert sized("mha", kv=1000) == {"kv": (1500 // 64 + 1) * 64}
     assert sized("deepseek-v3.2", kv=128) == {"kv": 4 * 64, "indexer": 4 * 64}
     assert sized("mamba", kv=64, mamba=5) == {"kv": 2 * 64, "mamba": 8}
 
 
 @given(tokens=st.integers(1, 10_000), page=st.integers(1, 300), ratio=st.floats(0.1, 4))
-def test_host_sizes_are_whole_pages_that_cover_the_ratio(tokens, page, ratio):
+def test_host_sizes_are_whole_pages_that_cover_the_ratio(
+    tokens: int, page: int, ratio: float
+) -> None:
     spec = PlainModel(
         name="m",
         kv=MLAGeometry(layers=1, kv_lora_rank=1, qk_rope_head_dim=1),
@@ -275,20 +287,20 @@ def test_host_sizes_are_whole_pages_that_cover_the_ratio(tokens, page, ratio):
     assert int(tokens * ratio) < size <= int(tokens * ratio) + page
 
 
-def test_a_device_pool_too_small_for_a_host_page_is_refused():
+def test_a_device_pool_too_small_for_a_host_page_is_refused() -> None:
     spec = replace(preset("deepseek-v4-flash"), host_to_device_ratio=0.01)
     with pytest.raises(LayoutError, match="'kv' gets no host page"):
         build(spec, layout="page_first", layers_div=100)
 
 
 @pytest.mark.parametrize("arguments", [{"pages": 0}, {"pages": 1, "layers_div": 0}])
-def test_nothing_is_built_of_nothing(arguments):
+def test_nothing_is_built_of_nothing(arguments: dict[str, Any]) -> None:
     with pytest.raises(LayoutError):
         build(preset("mla"), layout="page_first", **arguments)
 
 
 @pytest.mark.parametrize("name", ["mha", "mla", "deepseek-v3.2"])
-def test_an_mha_draft_uses_the_kv_slots_of_its_target(name):
+def test_an_mha_draft_uses_the_kv_slots_of_its_target(name: str) -> None:
     spec = with_draft(preset(name), MHAGeometry(layers=1, head_num=4, head_dim=8))
     assert set(legal_layouts(spec)) == LAYOUTS[name] & LAYOUTS["mha"]
     model = build(spec, pages=3, layout="page_first", layers_div=100)
@@ -300,7 +312,7 @@ def test_an_mha_draft_uses_the_kv_slots_of_its_target(name):
     assert is_rank_sharded(seen, config)
 
 
-def test_a_pool_cannot_take_slots_from_one_that_has_none():
+def test_a_pool_cannot_take_slots_from_one_that_has_none() -> None:
     spec = preset("deepseek-v3.2")
     stray = replace(spec.pools[1], name="stray", source=PoolName.INDEXER)
     with pytest.raises(LayoutError, match=r"'stray' takes slots from 'indexer'.*sources are kv"):
@@ -309,7 +321,7 @@ def test_a_pool_cannot_take_slots_from_one_that_has_none():
         replace(spec, pools=spec.pools[1:])
 
 
-def test_an_unknown_preset_or_pool_names_the_known_ones():
+def test_an_unknown_preset_or_pool_names_the_known_ones() -> None:
     with pytest.raises(ConfigError, match="unknown model 'gpt'; known are deepseek-v4-flash"):
         preset("gpt")
     model = build(preset("mha"), pages=1, layout="page_first", layers_div=32)

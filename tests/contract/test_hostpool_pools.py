@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +41,7 @@ from hicache_shared.hostpool import (
     dtype_of,
     page_views,
 )
+from hicache_shared.hostpool.memory import AnyArray
 from hicache_shared.layout import MEMORY_LAYOUTS, Access, is_logical, layouts_of
 
 PHYSICAL = [
@@ -67,13 +70,14 @@ class Filled:
     flat: list[bytes] | None
 
 
-def ordered(array: np.ndarray, axes: str, wanted: str) -> np.ndarray:
+def ordered(array: AnyArray, axes: str, wanted: str) -> AnyArray:
     return np.ascontiguousarray(np.einsum(f"{axes}->{wanted}", array))
 
 
-def random_like(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def random_like(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> AnyArray:
     top = np.iinfo(dtype).max
-    return rng.integers(0, top, size=shape, dtype=dtype, endpoint=True)
+    values: AnyArray = rng.integers(0, top, size=shape, dtype=dtype, endpoint=True)
+    return values
 
 
 def filled_mha(layout: str, draw: Any, rng: np.random.Generator, **sizes: int) -> Filled:
@@ -153,6 +157,7 @@ def filled_dsa(layout: str, draw: Any, rng: np.random.Generator, **sizes: int) -
     pool = DSAIndexerHostPool(geometry, pages=pages, page_size=page_size, layout=layout)
     row = page_size * (geometry.index_head_dim + geometry.index_head_dim // 4 * 4)
     canonical = random_like(rng, (pages, geometry.layers, 1, row), np.uint8)
+    assert pool.index_k_with_scale_buffer is not None
     pool.index_k_with_scale_buffer[:pages] = canonical
     flat = [page.tobytes() for page in canonical]
     return Filled(pool, pages, [[data] for data in flat], flat)
@@ -197,14 +202,14 @@ def filled_v4(
     return Filled(pool, pages, components, [b"".join(parts) for parts in components])
 
 
-FILLERS = {
+FILLERS: dict[str, Callable[..., Filled]] = {
     "mha": filled_mha,
     "mha_asymmetric": filled_asymmetric,
     "mla": filled_mla,
     "dsa_indexer": filled_dsa,
     "mamba": filled_mamba,
-    "deepseek_v4_paged": lambda *a, **k: filled_v4(*a, state=False, **k),
-    "deepseek_v4_state": lambda *a, **k: filled_v4(*a, state=True, **k),
+    "deepseek_v4_paged": partial(filled_v4, state=False),
+    "deepseek_v4_state": partial(filled_v4, state=True),
 }
 
 
@@ -218,9 +223,10 @@ def filled(data: st.DataObject, kind: str, layout: str, min_pages: int = 1) -> F
     return FILLERS[kind](layout, data.draw, rng, **sizes)
 
 
-def slots_of(pool: Any, pages: list[int]) -> np.ndarray:
+def slots_of(pool: Any, pages: list[int]) -> AnyArray:
     firsts = np.array(pages, dtype=np.int64)[:, None] * pool.page_size
-    return (firsts + np.arange(pool.page_size)).reshape(-1)
+    slots: AnyArray = (firsts + np.arange(pool.page_size)).reshape(-1)
+    return slots
 
 
 def spans_of(pool: Any, pages: list[int]) -> list[tuple[int, int]]:
@@ -234,7 +240,9 @@ def bytes_at(spans: list[tuple[int, int]]) -> list[bytes]:
 @pytest.mark.parametrize(("kind", "layout"), PHYSICAL)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_listed_addresses_hold_the_page_component_by_component(kind, layout, data):
+def test_listed_addresses_hold_the_page_component_by_component(
+    kind: str, layout: str, data: st.DataObject
+) -> None:
     case = filled(data, kind, layout)
     order = data.draw(st.permutations(range(case.pages)), label="pages asked")
     expected = [part for page in order for part in case.components[page]]
@@ -244,7 +252,9 @@ def test_listed_addresses_hold_the_page_component_by_component(kind, layout, dat
 @pytest.mark.parametrize(("kind", "layout"), PHYSICAL)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_layouts_are_affine_and_agree_with_the_pool(kind, layout, data):
+def test_layouts_are_affine_and_agree_with_the_pool(
+    kind: str, layout: str, data: st.DataObject
+) -> None:
     case = filled(data, kind, layout)
     (seen,) = layouts_of(kind, case.pool)
     assert seen.access is Access.AFFINE
@@ -252,17 +262,17 @@ def test_layouts_are_affine_and_agree_with_the_pool(kind, layout, data):
     assert seen.component_bytes == tuple(map(len, case.components[0]))
     assert case.pool.get_page_buffer_element_size() == seen.component_bytes[0]
     order = list(reversed(range(case.pages)))
-    computed = seen.addresses(order)
-    if len(seen.component_bytes) == 1:
-        computed = [[address] for address in computed]
+    computed = np.array(seen.addresses(order), dtype=np.uint64).reshape(-1)
     listed = [address for address, _ in spans_of(case.pool, order)]
-    assert [address for page in computed for address in page] == listed
+    assert computed.tolist() == listed
 
 
 @pytest.mark.parametrize(("kind", "layout"), PHYSICAL)
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_pages_are_disjoint_and_inside_the_buffers(kind, layout, data):
+def test_pages_are_disjoint_and_inside_the_buffers(
+    kind: str, layout: str, data: st.DataObject
+) -> None:
     case = filled(data, kind, layout)
     spans = sorted(spans_of(case.pool, list(range(case.pages))))
     assert all(a + n <= b for (a, n), (b, _) in pairwise(spans))
@@ -279,11 +289,14 @@ def test_pages_are_disjoint_and_inside_the_buffers(kind, layout, data):
 )
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_a_flat_page_restores_into_another_page_and_touches_no_third(kind, layout, data):
+def test_a_flat_page_restores_into_another_page_and_touches_no_third(
+    kind: str, layout: str, data: st.DataObject
+) -> None:
     case = filled(data, kind, layout, min_pages=2)
     source, target = data.draw(st.permutations(range(case.pages)), label="source, target")[:2]
     pool, size = case.pool, case.pool.page_size
     flat = pool.get_data_page(source * size)
+    assert case.flat is not None
     assert flat.tobytes() == case.flat[source]
     assert pool.get_dummy_flat_data_page().nbytes == flat.nbytes
     pool.set_from_flat_data_page(target * size, flat.copy())
@@ -295,7 +308,7 @@ def test_a_flat_page_restores_into_another_page_and_touches_no_third(kind, layou
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_head_shards_are_k_then_v_of_each_group_of_heads(data):
+def test_head_shards_are_k_then_v_of_each_group_of_heads(data: st.DataObject) -> None:
     case = filled(data, "mha", "page_head")
     pool = case.pool
     factors = [f for f in range(1, pool.head_num + 1) if pool.head_num % f == 0]
@@ -317,7 +330,7 @@ def test_head_shards_are_k_then_v_of_each_group_of_heads(data):
 
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_head_shards_of_a_rank_are_affine_layouts_of_their_own(data):
+def test_head_shards_of_a_rank_are_affine_layouts_of_their_own(data: st.DataObject) -> None:
     case = filled(data, "mha", "page_head")
     pool = case.pool
     shards = layouts_of(
@@ -353,7 +366,7 @@ SHAPES = {
 }
 """Array shapes of SGLang 0.5.23's own pools: 5 pages of 3 slots, 7 layers."""
 
-SHAPED = {
+SHAPED: dict[str, Any] = {
     "mha": MHAGeometry(layers=7, head_num=2, head_dim=4),
     "mha_asymmetric": MHAGeometry(layers=7, head_num=2, head_dim=4, v_head_dim=6),
     "mla": MLAGeometry(layers=7, kv_lora_rank=8, qk_rope_head_dim=1),
@@ -367,7 +380,7 @@ SHAPED = {
 
 
 @pytest.mark.parametrize(("kind", "layout"), PHYSICAL)
-def test_arrays_have_the_shapes_of_sglangs(kind, layout):
+def test_arrays_have_the_shapes_of_sglangs(kind: str, layout: str) -> None:
     pool = SHAPED[kind].pool(
         label=kind,
         pages=5,
@@ -378,7 +391,7 @@ def test_arrays_have_the_shapes_of_sglangs(kind, layout):
     if kind == "dsa_indexer":
         buffers = [pool.index_k_with_scale_buffer]
     elif isinstance(pool.kv_buffer, list | tuple):
-        buffers = pool.kv_buffer
+        buffers = list(pool.kv_buffer)
     else:
         buffers = [pool.kv_buffer]
     assert [buffer.shape for buffer in buffers] == SHAPES[kind, layout]
@@ -386,7 +399,9 @@ def test_arrays_have_the_shapes_of_sglangs(kind, layout):
 
 @pytest.mark.parametrize("layout", LEGAL_LAYOUTS["mamba"])
 @pytest.mark.parametrize("temporal", [(2, 3), (0,)])
-def test_mamba_side_states_travel_in_the_flat_form_alone(layout, temporal):
+def test_mamba_side_states_travel_in_the_flat_form_alone(
+    layout: str, temporal: tuple[int, ...]
+) -> None:
     geometry = MambaGeometry(
         layers=2, temporal_shape=temporal, conv_shapes=((3, 1),), side_shapes=((5,), (1, 2))
     )
@@ -407,7 +422,7 @@ def test_mamba_side_states_travel_in_the_flat_form_alone(layout, temporal):
     assert pool.slot_state_buffers[1][2].tobytes() == pool.slot_state_buffers[1][0].tobytes()
 
 
-def test_unequal_heads_have_no_flat_form():
+def test_unequal_heads_have_no_flat_form() -> None:
     geometry = MHAGeometry(layers=1, head_num=1, head_dim=2, v_head_dim=1)
     pool = AsymmetricMHAHostPool(geometry, pages=2, page_size=2, layout="page_first")
     with pytest.raises(NotImplementedError):
@@ -425,9 +440,9 @@ def small_pool(kind: str, layout: str) -> Any:
     if kind == "logical":
         return LogicalHostPool(pages=2, page_size=2, layout=layout)
     if kind == "mamba":
-        geometry = MambaGeometry(layers=2, temporal_shape=(2,), conv_shapes=((2, 2),))
-        return MambaHostPool(geometry, pages=2, layout=layout)
-    pool_class, geometry = {
+        states = MambaGeometry(layers=2, temporal_shape=(2,), conv_shapes=((2, 2),))
+        return MambaHostPool(states, pages=2, layout=layout)
+    kinds: dict[str, tuple[Any, Any]] = {
         "mha": (MHAHostPool, mha),
         "mha_asymmetric": (
             AsymmetricMHAHostPool,
@@ -437,7 +452,8 @@ def small_pool(kind: str, layout: str) -> Any:
         "dsa_indexer": (DSAIndexerHostPool, DSAIndexerGeometry(layers=2)),
         "deepseek_v4_paged": (V4PagedHostPool, V4Geometry(layers=2, row_bytes=8)),
         "deepseek_v4_state": (V4StateHostPool, V4Geometry(layers=2, row_bytes=8, state=True)),
-    }[kind]
+    }
+    pool_class, geometry = kinds[kind]
     return pool_class(geometry, pages=2, page_size=2, layout=layout, label=kind)
 
 
@@ -445,7 +461,7 @@ def small_pool(kind: str, layout: str) -> Any:
     ("kind", "layout"),
     [(k, m) for k, legal in LEGAL_LAYOUTS.items() for m in MEMORY_LAYOUTS if m not in legal],
 )
-def test_an_illegal_layout_names_pool_layout_and_the_legal_ones(kind, layout):
+def test_an_illegal_layout_names_pool_layout_and_the_legal_ones(kind: str, layout: str) -> None:
     with pytest.raises(LayoutError) as caught:
         small_pool(kind, layout)
     message = str(caught.value)
@@ -468,13 +484,13 @@ LACKING = {
 
 
 @pytest.mark.parametrize("kind", LEGAL_LAYOUTS)
-def test_pools_lack_what_sglangs_lack(kind):
+def test_pools_lack_what_sglangs_lack(kind: str) -> None:
     pool = small_pool(kind, "page_first")
     assert {name for name in LACKING[kind] if hasattr(pool, name)} == set()
 
 
 @pytest.mark.parametrize("kind", LEGAL_LAYOUTS)
-def test_only_the_logical_pool_is_logical_also_after_destroy(kind):
+def test_only_the_logical_pool_is_logical_also_after_destroy(kind: str) -> None:
     pool = small_pool(kind, "page_first")
     assert is_logical(pool) is (kind == "logical")
     pool.destroy()
@@ -484,7 +500,7 @@ def test_only_the_logical_pool_is_logical_also_after_destroy(kind):
 
 
 @pytest.mark.parametrize("kind", [k for k in LEGAL_LAYOUTS if k not in ("logical", "mamba")])
-def test_a_destroyed_pool_gives_no_addresses(kind):
+def test_a_destroyed_pool_gives_no_addresses(kind: str) -> None:
     pool = small_pool(kind, "page_first")
     pool.destroy()
     with pytest.raises(LayoutError, match="destroyed"):
@@ -492,7 +508,7 @@ def test_a_destroyed_pool_gives_no_addresses(kind):
 
 
 @pytest.mark.parametrize(("kind", "layout"), PHYSICAL)
-def test_a_layout_keeps_the_memory_of_a_destroyed_pool(kind, layout):
+def test_a_layout_keeps_the_memory_of_a_destroyed_pool(kind: str, layout: str) -> None:
     pool = small_pool(kind, layout)
     for view in page_views(pool, 1):
         view[:] = 0x5A
@@ -506,7 +522,9 @@ def test_a_layout_keeps_the_memory_of_a_destroyed_pool(kind, layout):
 
 
 @pytest.mark.parametrize(("kind", "layout"), PHYSICAL)
-def test_misaligned_indices_and_flat_pages_of_another_size_are_refused(kind, layout):
+def test_misaligned_indices_and_flat_pages_of_another_size_are_refused(
+    kind: str, layout: str
+) -> None:
     pool = small_pool(kind, layout)
     if kind != "mamba":
         with pytest.raises(TransferError, match="whole pages of 2"):
@@ -526,12 +544,12 @@ def test_misaligned_indices_and_flat_pages_of_another_size_are_refused(kind, lay
         (V4StateHostPool, SHAPED["deepseek_v4_paged"]),
     ],
 )
-def test_a_pool_refuses_the_geometry_of_another_kind(pool_class, geometry):
+def test_a_pool_refuses_the_geometry_of_another_kind(pool_class: Any, geometry: Any) -> None:
     with pytest.raises(LayoutError, match=pool_class.kind):
         pool_class(geometry, pages=1, page_size=1, layout="page_first", label="x")
 
 
-def test_heads_split_in_page_head_alone_and_evenly():
+def test_heads_split_in_page_head_alone_and_evenly() -> None:
     geometry = MHAGeometry(layers=1, head_num=4, head_dim=2)
     with pytest.raises(LayoutError, match="page_head only"):
         MHAHostPool(
@@ -543,10 +561,10 @@ def test_heads_split_in_page_head_alone_and_evenly():
         ).get_split_heads_page_buffer_meta(np.arange(1), 3)
 
 
-def test_memory_comes_from_the_callers_allocator_buffer_by_buffer():
-    asked = []
+def test_memory_comes_from_the_callers_allocator_buffer_by_buffer() -> None:
+    asked: list[int] = []
 
-    def allocate(nbytes: int) -> np.ndarray:
+    def allocate(nbytes: int) -> AnyArray:
         asked.append(nbytes)
         return np.zeros(nbytes, dtype=np.uint8)
 
@@ -572,7 +590,7 @@ def test_memory_comes_from_the_callers_allocator_buffer_by_buffer():
     ],
     ids=["short", "dtype", "strided", "read-only"],
 )
-def test_an_allocator_that_gives_something_else_is_refused(wrong):
+def test_an_allocator_that_gives_something_else_is_refused(wrong: Callable[[int], Any]) -> None:
     with pytest.raises(LayoutError, match=r"allocate\(24\)"):
         MLAHostPool(
             MLAGeometry(layers=1, kv_lora_rank=2, qk_rope_head_dim=1),
@@ -583,13 +601,13 @@ def test_an_allocator_that_gives_something_else_is_refused(wrong):
         )
 
 
-def test_default_memory_is_aligned_for_direct_io():
+def test_default_memory_is_aligned_for_direct_io() -> None:
     for layout in LEGAL_LAYOUTS["deepseek_v4_paged"]:
         pool = small_pool("deepseek_v4_paged", layout)
         assert all(b.ctypes.data % 4096 == 0 for b in pool.get_hybrid_pool_buffer())
 
 
-def test_a_dtype_reads_as_its_name_and_an_unknown_one_is_refused():
+def test_a_dtype_reads_as_its_name_and_an_unknown_one_is_refused() -> None:
     assert (str(dtype_of("bfloat16")), dtype_of("bfloat16").itemsize) == ("bfloat16", 2)
     assert dtype_of("float8_e4m3fn").storage == np.uint8
     with pytest.raises(LayoutError, match="'bf16'; known are bfloat16"):

@@ -82,8 +82,8 @@ def test_every_field_of_the_model_separates_namespaces_and_pools(field: str) -> 
 
 @pytest.mark.parametrize("ranks", ["tp", "head_shard", "pp", "cp", "dcp"])
 def test_rank_and_size_both_count(ranks: str) -> None:
-    places = [(0, 2), (1, 2), (1, 4)]
-    digests = {dataclasses.replace(POOL, **{ranks: place}).digest() for place in places}
+    changes: list[dict[str, Any]] = [{ranks: place} for place in ((0, 2), (1, 2), (1, 4))]
+    digests = {dataclasses.replace(POOL, **change).digest() for change in changes}
     assert len(digests) == 3
 
 

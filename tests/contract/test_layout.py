@@ -240,6 +240,11 @@ def described(**changes: Any) -> ScatteredPool:
     return pool
 
 
+def buffers_of_nothing() -> list[Any]:
+    """As pools that were destroyed, which iterate over their missing buffers."""
+    raise TypeError("'NoneType' object is not iterable")
+
+
 def listing(answer: Any) -> Any:
     def get_page_buffer_meta(indices: Any) -> Any:
         if isinstance(answer, Exception):
@@ -257,7 +262,7 @@ def listing(answer: Any) -> Any:
         (described(size=1), "holds no page"),
         (described(kv_buffer=None), "no host memory.*destroyed"),
         (described(kv_buffer=np.empty(0, np.uint8)), "no host memory"),
-        (described(get_hybrid_pool_buffer=lambda: iter(int)), "no host memory.*destroyed"),
+        (described(get_hybrid_pool_buffer=buffers_of_nothing), "no host memory.*destroyed"),
         (described(get_page_buffer_meta=listing(None)), "lists no page addresses"),
         (described(get_page_buffer_meta=listing(([], []))), "lists 0 addresses"),
         (described(get_page_buffer_meta=listing(([1] * 3, [1] * 3))), "3 addresses.*4 pages"),

@@ -1,4 +1,4 @@
-"""A real master and real clients. Their absence is a failure, not a skip."""
+"""A real master and real clients; ``tests.backends`` says when their absence is a skip."""
 
 from __future__ import annotations
 

@@ -6,7 +6,10 @@ from hicache_mooncake.client import connect
 from hicache_mooncake.config import MooncakeConfig
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
+from hicache_shared.store import KeyBatch
 from tests.mooncake.mooncake_pools import TestPool
+
+DEADLINE_S = 5.0
 
 
 def connected(master: MooncakeMaster, segment_bytes: int, **settings: object) -> MooncakeStore:
@@ -20,6 +23,11 @@ def connected(master: MooncakeMaster, segment_bytes: int, **settings: object) ->
         }
     )
     return MooncakeStore(connect(config, segment_bytes=segment_bytes))
+
+
+def exists(store: MooncakeStore, *asks: KeyBatch) -> list[list[bool]]:
+    """What the store answers about pages, as lists: it may answer masks."""
+    return [list(map(bool, answers)) for answers in store.exists(asks, DEADLINE_S)]
 
 
 def forget(store: MooncakeStore, pools: list[TestPool]) -> None:

@@ -24,7 +24,7 @@ from hicache_mooncake.store import MooncakeStore
 from hicache_shared.errors import BackendUnavailableError, ClearError
 from hicache_shared.store import Code
 from tests.mooncake.mooncake_pools import TestPool, hashes
-from tests.mooncake.mooncake_stores import connected
+from tests.mooncake.mooncake_stores import connected, exists
 
 pytestmark = [pytest.mark.backend("mooncake"), pytest.mark.faults]
 
@@ -72,7 +72,7 @@ def test_what_finds_no_space_says_so_and_the_rest_of_the_batch_is_in(
     codes = store.put([pool.pages(hashes(40))], 0.5)[0]
     assert set(codes) == {Code.OK, Code.NO_SPACE}
     assert codes.count(Code.OK) >= 24
-    seen = store.exists([pool.ask(hashes(40))], 5.0)[0]
+    seen = exists(store, pool.ask(hashes(40)))[0]
     assert seen == [code == Code.OK for code in codes]
     store.close()
 
@@ -96,7 +96,7 @@ def test_a_killed_master_gives_bounded_answers_and_a_new_one_is_found(
     with caplog.at_level(logging.WARNING, "hicache_mooncake"):
         for _ in range(20):
             started = time.monotonic()
-            assert store.exists([ask], 5.0) == [[False] * 8]
+            assert exists(store, ask) == [[False] * 8]
             assert set(store.get([pages], 5.0)[0]) <= {Code.UNAVAILABLE, Code.TIMEOUT}
             assert set(store.put([pages], 5.0)[0]) <= {Code.UNAVAILABLE, Code.TIMEOUT}
             assert time.monotonic() - started < PATIENCE_S
@@ -119,7 +119,7 @@ def test_a_frozen_master_gives_bounded_answers(own_master: MooncakeMaster) -> No
     started = time.monotonic()
     assert store.put([pages], 5.0) == [[Code.TIMEOUT] * 8]
     assert store.get([pages], 5.0) == [[Code.UNAVAILABLE] * 8]
-    assert store.exists([pool.ask(hashes(8))], 5.0) == [[False] * 8]
+    assert exists(store, pool.ask(hashes(8))) == [[False] * 8]
     assert time.monotonic() - started < PATIENCE_S
     own_master.thaw()
     store.close()
@@ -180,7 +180,7 @@ def test_a_closed_store_answers_and_does_not_touch_the_client(own_master: Moonca
     store.close()
     assert store.put([pool.pages(hashes(8))], 5.0) == [[Code.UNAVAILABLE] * 8]
     assert store.get([pool.pages(hashes(8))], 5.0) == [[Code.UNAVAILABLE] * 8]
-    assert store.exists([pool.ask(hashes(8))], 5.0) == [[False] * 8]
+    assert exists(store, pool.ask(hashes(8))) == [[False] * 8]
     assert not store.healthy()
     with pytest.raises(ClearError):
         store.clear("hc1/fault")
@@ -208,7 +208,12 @@ def test_health_logs_a_change_once_and_holds_off_after_a_failed_call(
 
 def test_health_of_a_closed_client_is_down_without_asking_it() -> None:
     asked: list[int] = []
-    health = Health(lambda: asked.append(1) is None, "m:1")
+
+    def beat() -> bool:
+        asked.append(1)
+        return True
+
+    health = Health(beat, "m:1")
     assert health.up()
     health.close()
     assert not health.up()

@@ -14,6 +14,7 @@ from hicache_mooncake.testing import RawMooncake
 from hicache_shared.errors import ClearError, LayoutError
 from hicache_shared.layout import layouts_of
 from hicache_shared.store import Code, StoredPool
+from tests.mooncake import mooncake_stores
 from tests.mooncake.mooncake_pools import FILL, ArrayPool, TestPool, hashes
 from tests.mooncake.mooncake_stores import forget
 
@@ -28,7 +29,7 @@ def put(store: MooncakeStore, *pools: TestPool, count: int = N) -> list[list[int
 
 
 def exists(store: MooncakeStore, *pools: TestPool, count: int = N) -> list[list[bool]]:
-    return store.exists([pool.ask(hashes(count)) for pool in pools], DEADLINE)
+    return mooncake_stores.exists(store, *(pool.ask(hashes(count)) for pool in pools))
 
 
 def contents(pools: list[TestPool], pages: list[int]) -> list[list[bytes]]:
@@ -69,8 +70,8 @@ def test_one_object_a_page_holds_its_components_in_order(
 def test_empty_batches_have_empty_answers(store: MooncakeStore, pools: list[TestPool]) -> None:
     empty = [pool.pages([]) for pool in pools]
     assert store.put(empty, DEADLINE) == store.get(empty, DEADLINE) == [[], [], []]
-    assert store.exists([pool.ask([]) for pool in pools], DEADLINE) == [[], [], []]
-    assert store.put([], DEADLINE) == store.get([], DEADLINE) == store.exists([], DEADLINE) == []
+    assert exists(store, *pools, count=0) == [[], [], []]
+    assert store.put([], DEADLINE) == store.get([], DEADLINE) == exists(store) == []
 
 
 @pytest.mark.parametrize("mixed", [False, True], ids=["single", "multi"])

@@ -52,7 +52,7 @@ def new_storage_metrics() -> StorageMetrics:
     """
     if not SGLANG_INSTALLED:
         return StorageMetrics()
-    from sglang.srt.observability import metrics_collector  # type: ignore[import-not-found]
+    from sglang.srt.observability import metrics_collector
 
     metrics: StorageMetrics = metrics_collector.StorageMetrics()
     return metrics
