@@ -63,17 +63,9 @@ def test_our_copy_has_sglangs_methods_and_parameters() -> None:
 def test_sglangs_dynamic_factory_loads_our_class() -> None:
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
-    config = sglang.HiCacheStorageConfig(
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
+    config = contract.rank_config(
+        "tiny",
         is_mla_model=False,
-        enable_storage_metrics=False,
-        is_page_first_layout=True,
-        model_name="tiny",
         extra_config={
             "backend_name": "memory",
             "module_path": "hicache_shared.memory_backend",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hicache_shared.contract import HiCacheStorageConfig, PoolTransfer
+from hicache_shared.contract import PoolTransfer, rank_config
 from hicache_shared.layout import Access, layouts_of
 from hicache_shared.memory_backend import MemoryBackend
 
@@ -65,19 +65,7 @@ class TorchPool:
 
 def backend(**extra: Any) -> MemoryBackend:
     named = {"model_id": "tiny", "revision": "1", "kv_cache_dtype": "bf16", "namespace": "torch"}
-    config = HiCacheStorageConfig(
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
-        is_mla_model=False,
-        enable_storage_metrics=False,
-        is_page_first_layout=True,
-        model_name="tiny",
-        extra_config={**named, **extra},
-    )
+    config = rank_config("tiny", is_mla_model=False, extra_config={**named, **extra})
     return MemoryBackend(config, {})
 
 

@@ -9,7 +9,7 @@ does not know works like any other.
 from __future__ import annotations
 
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hicache_shared._mirror import StorageMetrics
 
@@ -58,6 +58,28 @@ def new_storage_metrics() -> StorageMetrics:
     return metrics
 
 
+def rank_config(
+    model_name: str, *, is_mla_model: bool, extra_config: dict[str, Any], **changes: Any
+) -> HiCacheStorageConfig:
+    """The configuration of a rank alone, as SGLang would make it, with some fields changed."""
+    alone: dict[str, Any] = {
+        "tp_rank": 0,
+        "tp_size": 1,
+        "pp_rank": 0,
+        "pp_size": 1,
+        "attn_cp_rank": 0,
+        "attn_cp_size": 1,
+        "enable_storage_metrics": False,
+        "is_page_first_layout": True,
+    }
+    return HiCacheStorageConfig(
+        is_mla_model=is_mla_model,
+        model_name=model_name,
+        extra_config=extra_config,
+        **{**alone, **changes},
+    )
+
+
 __all__ = [
     "SGLANG_INSTALLED",
     "STORAGE_BATCH_PAGES",
@@ -71,4 +93,5 @@ __all__ = [
     "SidecarPoolSpec",
     "StorageMetrics",
     "new_storage_metrics",
+    "rank_config",
 ]

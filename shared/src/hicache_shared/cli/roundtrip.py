@@ -17,6 +17,7 @@ from hicache_shared.contract import (
     HiCacheStorageConfig,
     PoolName,
     PoolTransfer,
+    rank_config,
 )
 from hicache_shared.controller import Operation, ReferenceController, model_transfers
 from hicache_shared.errors import ClearError, ConfigError, LayoutError
@@ -164,17 +165,10 @@ def _needed(page_bytes: int, pages: int) -> int:
 
 
 def _storage_config(host: Host, request: Request, extra: dict[str, Any]) -> HiCacheStorageConfig:
-    return HiCacheStorageConfig(
-        tp_rank=0,
-        tp_size=1,
-        pp_rank=0,
-        pp_size=1,
-        attn_cp_rank=0,
-        attn_cp_size=1,
+    return rank_config(
+        request.model,
         is_mla_model=host.model.is_mla_model,
-        enable_storage_metrics=False,
         is_page_first_layout=request.layout.startswith("page_first"),
-        model_name=request.model,
         extra_config={
             "namespace": f"roundtrip-{uuid4().hex[:12]}",
             "model_id": request.model,

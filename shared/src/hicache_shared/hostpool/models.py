@@ -56,24 +56,14 @@ class PlainModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DSAModel:
+class DSAModel(PlainModel):
     """MLA KV and an indexer whose pages go with it (``make_dsa_indexer_pool_decl``)."""
 
-    name: str
     kv: MLAGeometry
     indexer: DSAIndexerGeometry
-    page_tokens: int
-    device_tokens: int
-    host_to_device_ratio: float = 2.0
 
     def spec(self) -> ModelSpec:
-        plain = PlainModel(
-            name=self.name,
-            kv=self.kv,
-            page_tokens=self.page_tokens,
-            device_tokens=self.device_tokens,
-            host_to_device_ratio=self.host_to_device_ratio,
-        ).spec()
+        plain = super().spec()
         indexer = PoolSpec(
             name=PoolName.INDEXER,
             geometry=self.indexer,
@@ -84,34 +74,21 @@ class DSAModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaModel:
+class MambaModel(PlainModel):
     """MHA KV, and recurrent states of which a prefix needs the last alone.
 
     Attributes:
-        name: the model's name.
         kv: the full-attention layers.
         states: the linear-attention layers.
-        page_tokens: tokens a page of the KV.
-        device_tokens: tokens of the device KV pool.
         device_states: states of the device state pool.
     """
 
-    name: str
     kv: MHAGeometry
     states: MambaGeometry
-    page_tokens: int
-    device_tokens: int
     device_states: int
-    host_to_device_ratio: float = 2.0
 
     def spec(self) -> ModelSpec:
-        plain = PlainModel(
-            name=self.name,
-            kv=self.kv,
-            page_tokens=self.page_tokens,
-            device_tokens=self.device_tokens,
-            host_to_device_ratio=self.host_to_device_ratio,
-        ).spec()
+        plain = super().spec()
         states = PoolSpec(
             name=PoolName.MAMBA,
             geometry=self.states,
@@ -124,36 +101,23 @@ class MambaModel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SWAModel:
+class SWAModel(PlainModel):
     """MHA KV of the full-attention layers, and of the sliding-window layers.
 
     Attributes:
-        name: the model's name.
         kv: the full-attention layers.
-        swa: the sliding-window layers.
+        swa: the sliding-window layers; pages of as many tokens.
         window_tokens: tokens of the window.
-        page_tokens: tokens a page of both pools.
-        device_tokens: tokens of the full device pool.
         swa_device_tokens: tokens of the sliding-window device pool.
     """
 
-    name: str
     kv: MHAGeometry
     swa: MHAGeometry
     window_tokens: int
-    page_tokens: int
-    device_tokens: int
     swa_device_tokens: int
-    host_to_device_ratio: float = 2.0
 
     def spec(self) -> ModelSpec:
-        plain = PlainModel(
-            name=self.name,
-            kv=self.kv,
-            page_tokens=self.page_tokens,
-            device_tokens=self.device_tokens,
-            host_to_device_ratio=self.host_to_device_ratio,
-        ).spec()
+        plain = super().spec()
         swa = PoolSpec(
             name=PoolName.SWA,
             geometry=self.swa,

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
+from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig, rank_config
 from hicache_shared.hostmem import aligned_bytes
 
 
@@ -96,18 +96,7 @@ def storage_config(
 
     ``extra`` is added to an extra config that names the model in full.
     """
-    fields: dict[str, Any] = {
-        "tp_rank": 0,
-        "tp_size": 1,
-        "pp_rank": 0,
-        "pp_size": 1,
-        "attn_cp_rank": 0,
-        "attn_cp_size": 1,
-        "enable_storage_metrics": False,
-        "is_page_first_layout": True,
-        "model_name": "suite",
-    }
     named = {"model_id": "suite/model", "revision": "r1", "kv_cache_dtype": "auto"}
-    return HiCacheStorageConfig(
-        is_mla_model=is_mla_model, extra_config={**named, **(extra or {})}, **{**fields, **changes}
+    return rank_config(
+        "suite", is_mla_model=is_mla_model, extra_config={**named, **(extra or {})}, **changes
     )

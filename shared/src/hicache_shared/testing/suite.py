@@ -224,29 +224,20 @@ class BackendSuite:
             assert rank.get(name, keys[:3], [8, 9, 10]) == [False, False, True]
             assert rank.page(name, 10) == whole
 
-    def test_case_04_replicated_pools_are_shared_by_ranks_and_sharded_ones_never(
-        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    @pytest.mark.parametrize("place", [(1, 2), (0, 4)], ids=["other rank", "other size"])
+    def test_case_04_replicated_pools_are_shared_over_ranks_and_sharded_ones_never(
+        self, harness: Harness, new_rank: NewRank, keys: list[str], place: tuple[int, int]
     ) -> None:
-        zero, one = new_rank(tp_rank=0, tp_size=2), new_rank(tp_rank=1, tp_size=2)
-        zero.fill(16)
-        zero.set_everywhere(keys, range(8))
+        """Cases 2 and 4: rank 0 of 2 writes; rank 1 of 2 or rank 0 of 4 reads."""
+        one, other = new_rank(tp_rank=0, tp_size=2), new_rank(tp_rank=place[0], tp_size=place[1])
+        one.fill(16)
+        one.set_everywhere(keys, range(8))
         harness.settle()
-        for name in zero.pools:
-            replicated = zero.model.is_mla_model and name != "mamba"
-            assert one.get(name, keys, range(8)) == [replicated] * 8
+        for name in one.pools:
+            replicated = one.model.is_mla_model and name != "mamba"
+            assert other.get(name, keys, range(8)) == [replicated] * 8
             if replicated:
-                assert one.page(name, 7) == zero.page(name, 7)
-
-    def test_case_02_another_tp_size_hits_replicated_pools_only(
-        self, harness: Harness, new_rank: NewRank, keys: list[str]
-    ) -> None:
-        two, four = new_rank(tp_rank=0, tp_size=2), new_rank(tp_rank=0, tp_size=4)
-        two.fill(17)
-        two.set_everywhere(keys, range(8))
-        harness.settle()
-        for name in two.pools:
-            replicated = two.model.is_mla_model and name != "mamba"
-            assert four.get(name, keys, range(8)) == [replicated] * 8
+                assert other.page(name, 7) == one.page(name, 7)
 
     @pytest.mark.parametrize("ranks", ["pp", "attn_cp"])
     def test_case_05_each_stage_and_rank_reads_its_own_bytes(
