@@ -157,6 +157,7 @@ class FakeTensor:
 
     def __init__(self, data: npt.NDArray[Any], *, owns: bool = False) -> None:
         self.data = data
+        self.dtype = data.dtype
         self.owns = owns
 
     def __del__(self) -> None:

@@ -31,6 +31,7 @@ POOL = PoolIdentity(
     pp=(0, 1),
     cp=(0, 1),
     dcp=(0, 1),
+    draft_model="",
 )
 
 OTHER: dict[str, Any] = {
@@ -48,12 +49,13 @@ OTHER: dict[str, Any] = {
     "pp": (0, 2),
     "cp": (0, 2),
     "dcp": (0, 2),
+    "draft_model": "other",
 }
 
 # A change here makes every stored page of every deployment a miss. Raise SCHEMA with it.
 GOLDEN = (
     "hc1/prod.deepseek-ai_deepseek-v4-fla-6867fbafaa2b8b7b/"
-    "deepseek_v4_c4_indexer_state-9acf54baa7b621a5d6332e46e5ebf9cf/"
+    "deepseek_v4_c4_indexer_state-9db2a92f793b15f38db34f87c1b64590/"
 )
 
 
@@ -63,7 +65,7 @@ def test_the_key_prefix_is_stable_over_releases() -> None:
 
 def test_the_key_prefix_of_a_sharded_pool_is_stable_over_releases() -> None:
     sharded = dataclasses.replace(POOL, pool="kv", tp=(3, 8), component_bytes=(65_536, 65_536))
-    assert sharded.digest().hex() == "556b8ba6faa3e86a7bf4953bf909245b"
+    assert sharded.digest().hex() == "ce5051c8ee072cdf0b27204234b963ae"
 
 
 def test_every_field_of_a_pool_identity_is_in_the_digest() -> None:

@@ -152,3 +152,28 @@ def test_a_logical_anchor_opens_no_object_and_answers_v1_and_v2() -> None:
     assert backend.batch_get_v2(both) == {"kv": [True, True], "swa": [True, True]}
     assert backend.logged.named("put") == [[("swa", 2)]]
     backend.close()
+
+
+def test_a_pool_with_heads_beside_mla_is_refused_by_any_name_where_one_rank_writes() -> None:
+    pools = (("kv", mla()), ("a_pool_of_tomorrow", mha()))
+    with pytest.raises(LayoutError, match=r"'a_pool_of_tomorrow' holds attention heads"):
+        logged_backend(*pools, is_mla_model=True, tp_size=2, extra=V1)
+
+
+def test_a_pool_with_heads_beside_mla_is_sharded_by_any_name_where_every_rank_writes() -> None:
+    pools = (("kv", mla()), ("a_pool_of_tomorrow", mha()))
+    ranks = [logged_backend(*pools, is_mla_model=True, tp_rank=r, tp_size=2) for r in range(2)]
+    prefixes = [rank._pools["a_pool_of_tomorrow"].stored[0].prefix for rank in ranks]
+    assert prefixes[0] != prefixes[1]
+
+
+def test_draft_pools_of_two_draft_models_share_no_keys(caplog: pytest.LogCaptureFixture) -> None:
+    kv, draft = set(), set()
+    for model in ("", "one", "two"):
+        caplog.clear()
+        extra = {"draft_model_id": model} if model else {}
+        backend = with_draft(mha(), mla_target=False, extra=extra)
+        kv.add(backend._pools["kv"].stored[0].prefix)
+        draft.add(draft_prefix(backend))
+        assert ("draft_model_id is not set" in caplog.text) is not bool(model)
+    assert (len(kv), len(draft)) == (1, 3)

@@ -86,6 +86,16 @@ def test_torch_pages_come_back_byte_exact(layout: str) -> None:
     store.close()
 
 
+def test_the_types_of_all_buffers_are_in_the_dtype() -> None:
+    """SGLang's Mamba pool names its convolution states' type alone as its own."""
+    kinds = set()
+    for temporal in (torch.float16, torch.bfloat16, torch.float32):
+        pool = TorchPool("layer_first")
+        pool.kv_buffer[0] = torch.zeros(PAGES, ITEM, dtype=temporal)
+        kinds.add(layouts_of("mamba", pool)[0].dtype)
+    assert kinds == {"bfloat16+float16", "bfloat16", "bfloat16+float32"}
+
+
 def test_a_torch_pool_is_affine_and_named_by_its_dtype() -> None:
     (layout,) = layouts_of("kv", TorchPool("layer_first"))
     assert (layout.access, layout.dtype) == (Access.AFFINE, "bfloat16")

@@ -70,7 +70,13 @@ class HiCacheBackend(HiCacheStorage):
                 self.name,
             )
         self._store = self.open_store(self.config, storage_config)
-        self._pools = PoolRegistry(self._store, model, storage_config, flat_kv=flat_kv)
+        self._pools = PoolRegistry(
+            self._store,
+            model,
+            storage_config,
+            flat_kv=flat_kv,
+            draft_model=self.config.draft_model_id or "",
+        )
         self._namespace = model.text()
         self._stats = Stats(keep_samples=storage_config.enable_storage_metrics)
         self._transfers = Transfers(self._store, self._pools, self._stats, self.config.deadline_s)

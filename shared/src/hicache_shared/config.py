@@ -150,6 +150,13 @@ class CommonConfig(BaseModel):
         description="SGLang's --kv-cache-dtype. SGLang does not tell it to a backend, and keeps "
         "fp8 pages as uint8.",
     )
+    draft_model_id: str | None = setting(
+        None,
+        env="HICACHE_DRAFT_MODEL_ID",
+        example="deepseek-ai/DeepSeek-V4-Flash-MTP",
+        description="The checkpoint of the draft model under speculative decoding, where its KV "
+        "has pools of its own.",
+    )
     deadline_s: Number = setting(
         5.0,
         env="HICACHE_DEADLINE_S",

@@ -58,8 +58,18 @@ def new_storage_metrics() -> StorageMetrics:
     return metrics
 
 
+BLOCK_GROUPS = "block_groups"
+"""The value of ``PoolHitPolicy.BLOCK_GROUPS``, a member that SGLang has since 0.5.22; a
+transfer has ``block_pages`` and ``group_pages`` since then too."""
+
+
+def dcp_place(config: HiCacheStorageConfig) -> tuple[int, int]:
+    """Rank and size under decode context parallelism, which SGLang has since 0.5.23."""
+    return getattr(config, "dcp_rank", 0), getattr(config, "dcp_size", 1)
+
+
 def rank_config(
-    model_name: str, *, is_mla_model: bool, extra_config: dict[str, Any], **changes: Any
+    model_name: str | None, *, is_mla_model: bool, extra_config: dict[str, Any], **changes: Any
 ) -> HiCacheStorageConfig:
     """The configuration of a rank alone, as SGLang would make it, with some fields changed."""
     alone: dict[str, Any] = {
@@ -81,6 +91,7 @@ def rank_config(
 
 
 __all__ = [
+    "BLOCK_GROUPS",
     "SGLANG_INSTALLED",
     "STORAGE_BATCH_PAGES",
     "HiCacheStorage",
@@ -92,6 +103,7 @@ __all__ = [
     "PoolTransferResult",
     "SidecarPoolSpec",
     "StorageMetrics",
+    "dcp_place",
     "new_storage_metrics",
     "rank_config",
 ]

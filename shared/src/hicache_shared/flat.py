@@ -105,7 +105,7 @@ class FlatPages:
         codes = [int(Code.FAILED)] * len(keys)
         if self._transfers.open():
             codes = work(
-                self._pools.staging(stored),
+                self._pools.staging(stored, operation),
                 lambda batch: self._transfers.move_batches(operation, [batch], until)[0],
             )
         self._transfers.note_flat(operation, stored, codes, time.perf_counter() - started)

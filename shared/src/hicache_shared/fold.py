@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hicache_shared.contract import PoolHitPolicy, PoolTransferResult
+from hicache_shared.contract import BLOCK_GROUPS, PoolHitPolicy, PoolTransferResult
 from hicache_shared.errors import TransferError
 
 Mask = npt.NDArray[np.bool_]
@@ -66,7 +66,7 @@ def fold(pages: int, pools: Sequence[PoolPresence]) -> PoolTransferResult:
             block geometry is impossible.
     """
     boundaries: dict[str, int] = {}
-    limit = pages if any(p.policy != PoolHitPolicy.BLOCK_GROUPS for p in pools) else 0
+    limit = pages if any(p.policy != BLOCK_GROUPS for p in pools) else 0
     trailing: list[Mask] = []
     for pool in pools:
         present = _presence(pool, pages)
@@ -79,7 +79,7 @@ def fold(pages: int, pools: Sequence[PoolPresence]) -> PoolTransferResult:
             limit = min(limit, boundary)
             if boundary < legal.size or not legal.all():
                 trailing.append(legal)
-        elif pool.policy == PoolHitPolicy.BLOCK_GROUPS:
+        elif pool.policy == BLOCK_GROUPS:
             boundary = _covered_by_groups(pool, present)
         else:
             raise TransferError(

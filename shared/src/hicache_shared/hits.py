@@ -11,12 +11,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hicache_shared.contract import PoolHitPolicy, PoolTransfer, PoolTransferResult
+from hicache_shared.contract import (
+    BLOCK_GROUPS,
+    PoolHitPolicy,
+    PoolTransfer,
+    PoolTransferResult,
+)
+from hicache_shared.errors import TransferError
 from hicache_shared.fold import Mask, PoolPresence, fold
 from hicache_shared.plan import RegisteredPool
 
 FIRST_CHUNK_PAGES = 64
 CHUNK_GROWTH = 4
+
+HIT_POLICIES = frozenset({"all_pages", "trailing_pages", BLOCK_GROUPS})
 
 Ask = Callable[[list[tuple[RegisteredPool, Sequence[str]]]], list[Mask]]
 """Whether each page of each (pool, keys) is stored; a mask ``bool[len(keys)]`` each."""
@@ -34,14 +42,20 @@ class Question:
 
     @classmethod
     def of(cls, transfer: PoolTransfer, pool: RegisteredPool) -> Question:
-        """In a hit query a transfer's keys are placeholders: only their number counts."""
-        return cls(
-            pool,
-            PoolHitPolicy(transfer.hit_policy),
-            window=max(1, len(transfer.keys or ())),
-            block_pages=transfer.block_pages,
-            group_pages=transfer.group_pages,
-        )
+        """In a hit query a transfer's keys are placeholders: only their number counts.
+
+        Raises:
+            TransferError: the policy is unknown.
+        """
+        policy, window = transfer.hit_policy, max(1, len(transfer.keys or ()))
+        if policy not in HIT_POLICIES:
+            raise TransferError(
+                f"pool {pool.name!r}: expected a hit policy of {sorted(HIT_POLICIES)}, "
+                f"got {policy!r}"
+            )
+        if policy != BLOCK_GROUPS:
+            return cls(pool, policy, window)
+        return cls(pool, policy, window, transfer.block_pages, transfer.group_pages)
 
     def presence(self, present: Sequence[bool] | Mask) -> PoolPresence:
         return PoolPresence(
@@ -64,7 +78,7 @@ def query(keys: Sequence[str], questions: Sequence[Question], ask: Ask) -> PoolT
         known[leader.pool.name] = np.ones(run, dtype=np.bool_)
     followers: dict[str, tuple[RegisteredPool, Sequence[str]]] = {}
     for question in questions:
-        span = keys if question.policy is PoolHitPolicy.BLOCK_GROUPS else keys[:run]
+        span = keys if question.policy == BLOCK_GROUPS else keys[:run]
         name = question.pool.name
         if name not in known and len(span) > len(followers.get(name, (None, ()))[1]):
             followers[name] = (question.pool, span)
@@ -76,7 +90,7 @@ def query(keys: Sequence[str], questions: Sequence[Question], ask: Ask) -> PoolT
 
 def _leader(questions: Sequence[Question]) -> Question | None:
     """The pool to ask first: KV where it has bytes, else the smallest that needs every page."""
-    candidates = [q for q in questions if q.policy is PoolHitPolicy.ALL_PAGES]
+    candidates = [q for q in questions if q.policy == PoolHitPolicy.ALL_PAGES]
     for candidate in candidates:
         if candidate.pool.name == "kv":
             return candidate

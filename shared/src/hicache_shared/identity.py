@@ -16,7 +16,7 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
-from hicache_shared.contract import HiCacheStorageConfig, PoolName
+from hicache_shared.contract import HiCacheStorageConfig, PoolName, dcp_place
 from hicache_shared.errors import LayoutError
 from hicache_shared.layout import Access, PoolLayout
 
@@ -64,6 +64,8 @@ class PoolIdentity:
         pool: the pool's name.
         form: ``pages`` for the pool's own buffers in order, ``flat`` for its flat form.
         page_tokens: tokens a page of the anchor pool; page hashes are chained over these.
+        draft_model: of the draft pools, whose checkpoint is another than the model's; else
+            empty.
     """
 
     model: ModelIdentity
@@ -81,6 +83,7 @@ class PoolIdentity:
     pp: tuple[int, int]
     cp: tuple[int, int]
     dcp: tuple[int, int]
+    draft_model: str
 
     def digest(self) -> bytes:
         """16 bytes over every field and the schema version."""
@@ -97,6 +100,7 @@ def pool_identity(
     model: ModelIdentity,
     config: HiCacheStorageConfig,
     page_tokens: int,
+    draft_model: str = "",
 ) -> PoolIdentity:
     """The identity of one layout on this rank."""
     sharded = is_rank_sharded(layout, config) and layout.head_shard is None
@@ -115,23 +119,22 @@ def pool_identity(
         head_shard=layout.head_shard,
         pp=(config.pp_rank, config.pp_size),
         cp=(config.attn_cp_rank, config.attn_cp_size),
-        dcp=(config.dcp_rank, config.dcp_size),
+        dcp=dcp_place(config),
+        draft_model=draft_model if layout.name in DRAFT_POOLS else "",
     )
 
 
-DRAFT_POOLS = frozenset({str(PoolName.DRAFT), "draft_indexer", "draft_swa"})
+DRAFT_POOLS = frozenset({"draft", "draft_indexer", "draft_swa"})
 
 
 def is_rank_sharded(layout: PoolLayout, config: HiCacheStorageConfig) -> bool:
     """Whether each tensor-parallel rank holds other bytes of this pool.
 
     ``is_mla_model`` says so of the primary pool and of the sidecars of its kind. Mamba
-    states are sharded in every model. A draft pool goes by its own kind: an MHA draft
-    beside an MLA target holds this rank's heads.
+    states are sharded in every model, and so is any pool that holds attention heads: an
+    MHA draft beside an MLA target has this rank's.
     """
-    if not config.is_mla_model or layout.name == PoolName.MAMBA:
-        return True
-    return layout.name in DRAFT_POOLS and layout.per_head
+    return not config.is_mla_model or layout.name == PoolName.MAMBA or layout.per_head
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,8 @@ class PoolLayout:
     Attributes:
         name: the pool's name.
         memory_layout: one of :data:`MEMORY_LAYOUTS`.
-        dtype: element type as the pool names it, without a library prefix (``bfloat16``).
+        dtype: element type as the pool names it, without a library prefix (``bfloat16``), and
+            after it those of its buffers that differ: a Mamba pool names one of its two.
         format_tag: the pool's own name of its byte format, where it has one.
         pages: how many pages the pool holds.
         page_slots: index slots a page: SGLang's page size, 1 for Mamba states.
@@ -222,7 +223,7 @@ def _look(name: str, pool: Any) -> PoolLayout:
     return PoolLayout(
         name=name,
         memory_layout=memory_layout,
-        dtype=str(pool.dtype).rsplit(".", 1)[-1],
+        dtype=_dtypes(pool, buffers),
         format_tag=getattr(pool, "storage_format_tag", None),
         pages=int(pool.size) // int(pool.page_size),
         page_slots=page_slots_of(pool),
@@ -238,6 +239,11 @@ def _look(name: str, pool: Any) -> PoolLayout:
         pool=pool,
         keep_alive=tuple(buffers),
     )
+
+
+def _dtypes(pool: Any, buffers: Sequence[Any]) -> str:
+    kinds = [str(kind).rsplit(".", 1)[-1] for kind in (pool.dtype, *(b.dtype for b in buffers))]
+    return "+".join(dict.fromkeys(kinds))
 
 
 def _with_addresses(seen: PoolLayout) -> PoolLayout:

@@ -17,6 +17,7 @@ from hicache_shared.errors import TransferError
 from hicache_shared.store import StoredPool
 
 Operation = Literal["get", "set"]
+OPERATIONS: tuple[Operation, ...] = ("get", "set")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

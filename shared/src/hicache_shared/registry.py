@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import Any
 
@@ -21,9 +22,11 @@ from hicache_shared.layout import (
     layouts_of,
     page_slots_of,
 )
-from hicache_shared.plan import RegisteredPool
+from hicache_shared.plan import OPERATIONS, Operation, RegisteredPool
 from hicache_shared.staging import StagingArea
 from hicache_shared.store import PageStore, StoredPool
+
+log = logging.getLogger(__name__)
 
 KV = str(PoolName.KV)
 
@@ -36,6 +39,7 @@ class PoolRegistry:
         model: the deployment's identity.
         config: this rank's place.
         flat_kv: whether KV pages come in flat form (no ``"interface_v1": 1``).
+        draft_model: the checkpoint of the draft pools.
     """
 
     def __init__(
@@ -45,13 +49,15 @@ class PoolRegistry:
         config: HiCacheStorageConfig,
         *,
         flat_kv: bool,
+        draft_model: str = "",
     ) -> None:
         self._store = store
         self._model = model
         self._config = config
         self._flat_kv = flat_kv
+        self._draft_model = draft_model
         self._pools: dict[str, RegisteredPool] = {}
-        self._staging: dict[StoredPool, StagingArea] = {}
+        self._staging: dict[tuple[StoredPool, Operation], StagingArea] = {}
         self._page_tokens = 0
         self._opened = False
         self._lock = threading.RLock()
@@ -109,9 +115,13 @@ class PoolRegistry:
     def opened(self) -> bool:
         return self._opened
 
-    def staging(self, stored: StoredPool) -> StagingArea:
-        """The staging area of a pool that needs one."""
-        return self._staging[stored]
+    def staging(self, stored: StoredPool, operation: Operation) -> StagingArea:
+        """The staging area of a pool that needs one.
+
+        Gets and sets have areas of their own, so that a set which waits for space in a full
+        store holds up no get.
+        """
+        return self._staging[stored, operation]
 
     def release(self) -> None:
         """Forget the pools, and with them the memory that was kept alive."""
@@ -165,13 +175,7 @@ class PoolRegistry:
                 f"buffers a page and this store takes {most}; use --hicache-mem-layout page_first"
             )
         config = self._config
-        if (
-            config.is_mla_model
-            and config.tp_size > 1
-            and layout.name in DRAFT_POOLS
-            and layout.per_head
-            and _is_dynamic(config)
-        ):
+        if config.is_mla_model and config.tp_size > 1 and layout.per_head and _is_dynamic(config):
             raise LayoutError(
                 f"pool {layout.name!r} holds attention heads beside an MLA target: SGLang backs it "
                 f"up on rank 0 alone with --hicache-storage-backend dynamic, so the other "
@@ -179,15 +183,27 @@ class PoolRegistry:
             )
 
     def _stored(self, layout: PoolLayout) -> StoredPool:
+        if layout.name in DRAFT_POOLS and not self._draft_model:
+            log.warning(
+                "pool %r: draft_model_id is not set and SGLang does not pass it, so two draft "
+                "checkpoints under one model would share pages",
+                layout.name,
+            )
         identity = pool_identity(
-            layout, model=self._model, config=self._config, page_tokens=self._page_tokens
+            layout,
+            model=self._model,
+            config=self._config,
+            page_tokens=self._page_tokens,
+            draft_model=self._draft_model,
         )
         return StoredPool(layout, identity.prefix(), self._model.text(), identity.digest())
 
     def _stage(self, pool: RegisteredPool) -> None:
         for stored in pool.stored:
             if stored.layout.access is Access.STAGED:
-                self._staging[stored] = StagingArea(stored, self._store.register_memory)
+                for operation in OPERATIONS:
+                    area = StagingArea(stored, self._store.register_memory)
+                    self._staging[stored, operation] = area
 
 
 def anchor_of(pool: Any) -> Any:

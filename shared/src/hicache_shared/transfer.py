@@ -116,7 +116,7 @@ class Transfers:
         if not self.open():
             return [int(Code.FAILED)] * len(plan.keys)
         self.note_slow_path(f"pool {plan.pool.name!r} is copied in flat form", len(plan.keys))
-        area, pool = self._pools.staging(stored), plan.pool.pool
+        area, pool = self._pools.staging(stored, operation), plan.pool.pool
         slots = [page * plan.pool.page_slots for page in plan.pages]
 
         def move(batch: PageBatch) -> list[int]:

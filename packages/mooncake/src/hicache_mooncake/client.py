@@ -27,13 +27,15 @@ INSTALL = (
     "apt-get install libibverbs1 libnuma1 libcurl4"
 )
 
+TIMED_OUT = -901
+
 _CODES = {
     0: Code.OK,
     -200: Code.NO_SPACE,
     -703: Code.MISSING,
     -704: Code.MISSING,
     -900: Code.UNAVAILABLE,
-    -901: Code.TIMEOUT,
+    TIMED_OUT: Code.TIMEOUT,
 }
 
 BAD_ARGUMENT = -600

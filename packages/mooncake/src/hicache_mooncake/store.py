@@ -12,11 +12,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hicache_mooncake.client import BAD_ARGUMENT, MAYBE_WRONG_SIZE, REMOVED, MooncakeClient, code_of
+from hicache_mooncake.client import (
+    BAD_ARGUMENT,
+    MAYBE_WRONG_SIZE,
+    REMOVED,
+    TIMED_OUT,
+    MooncakeClient,
+    code_of,
+)
 from hicache_mooncake.health import Health
 from hicache_mooncake.pages import Pages, keys_of, parts_of, repeats, split
 from hicache_shared.errors import BackendUnavailableError, ClearError, LayoutError
-from hicache_shared.hostmem import Region, RegionSet, rounded_to_huge_pages
+from hicache_shared.hostmem import Region, RegionSet, merged, rounded_to_huge_pages
 from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, Presence, StoredPool
 
 logger = logging.getLogger(__name__)
@@ -56,8 +63,10 @@ class MooncakeStore:
         self._closing = threading.Event()
 
     def open(self, pools: Sequence[StoredPool]) -> None:
-        for pool in pools:
-            self.register(pool)
+        # Together, since two pools may share a huge page, which is registered once.
+        regions = (region for pool in pools for region in pool.layout.regions)
+        for region in merged(map(rounded_to_huge_pages, regions)):
+            self.register_memory(region.address, region.nbytes)
 
     def register(self, pool: StoredPool) -> None:
         """Register the pool's memory, each allocation once.
@@ -88,11 +97,13 @@ class MooncakeStore:
         )
 
     def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[Presence]:
-        if not self._health.up():
-            return [[False] * len(ask.hashes) for ask in asks]
+        until = time.monotonic() + deadline_s
         answers: list[Presence] = []
         for part in parts_of(asks, EXISTS_KEYS):
-            answers += self._exists(part)
+            if self._health.up() and time.monotonic() < until:
+                answers += self._exists(part)
+            else:
+                answers += [[False] * len(ask.hashes) for ask in part]
         return answers
 
     def _exists(self, asks: Sequence[KeyBatch]) -> Sequence[Presence]:
@@ -106,38 +117,53 @@ class MooncakeStore:
         return split(asks, [answer == 1 for answer in answers])
 
     def get(self, batches: Sequence[PageBatch], deadline_s: float) -> list[list[int]]:
+        """Read, and ask afterwards whether the objects are still there.
+
+        A clear, here or on another machine, removes objects by force, also those that are
+        being read, and their memory is given to other pages at once. So what is gone after the
+        read may have come with another page's bytes.
+        """
+        until = time.monotonic() + deadline_s
         pages = Pages.of(batches)
         if not pages.keys or not self._health.up():
             return [[int(Code.UNAVAILABLE)] * len(batch.hashes) for batch in batches]
-        answers = self._read_again(pages) if repeats(batches) else self._client.get(pages)
-        if answers == pages.sizes:
+        answers = self._read_again(pages, until) if repeats(batches) else self._client.get(pages)
+        there = self._client.exists(pages.keys) if max(answers) >= 0 else answers
+        if answers == pages.sizes and there.count(1) == len(there):
             return split(batches, [_OK] * len(answers))
-        return split(batches, self._why_not_read(pages, answers))
+        return split(batches, self._why_not_read(pages, answers, there))
 
-    def _read_again(self, pages: Pages) -> list[int]:
+    def _read_again(self, pages: Pages, until: float) -> list[int]:
         """The client's answers where a key comes several times.
 
         Of pages that name one key in one call the client fills one and reports all, so a key
         that comes again is read in a call of its own.
         """
-        answers = [0] * len(pages.keys)
+        answers = [TIMED_OUT] * len(pages.keys)
         seen: Counter[str] = Counter()
         rounds: dict[int, list[int]] = {}
         for i, key in enumerate(pages.keys):
             rounds.setdefault(seen[key], []).append(i)
             seen[key] += 1
         for positions in rounds.values():
-            for i, answer in zip(positions, self._client.get(pages.subset(positions)), strict=True):
+            if not self._health.up() or time.monotonic() >= until:
+                break
+            read = self._client.get(pages.subset(positions))
+            self._note("get", read)
+            for i, answer in zip(positions, read, strict=True):
                 answers[i] = answer
         return answers
 
-    def _why_not_read(self, pages: Pages, answers: list[int]) -> list[int]:
+    def _why_not_read(self, pages: Pages, answers: list[int], there: list[int]) -> list[int]:
         """A code a page for a get that did not go all well."""
         self._note("get", answers)
         codes = [
             _OK if got == size else int(Code.WRONG_SIZE if got >= 0 else code_of(got))
             for got, size in zip(answers, pages.sizes, strict=True)
         ]
+        for i, answer in enumerate(there):
+            if codes[i] == _OK and answer != 1:
+                codes[i] = int(Code.MISSING if answer == 0 else code_of(answer))
         doubtful = [i for i, got in enumerate(answers) if got in MAYBE_WRONG_SIZE]
         for i in self._wrong_sized(pages, doubtful):
             codes[i] = int(Code.WRONG_SIZE)

@@ -97,6 +97,7 @@ def storage_config(
     ``extra`` is added to an extra config that names the model in full.
     """
     named = {"model_id": "suite/model", "revision": "r1", "kv_cache_dtype": "auto"}
+    model_name = changes.pop("model_name", "suite")
     return rank_config(
-        "suite", is_mla_model=is_mla_model, extra_config={**named, **(extra or {})}, **changes
+        model_name, is_mla_model=is_mla_model, extra_config={**named, **(extra or {})}, **changes
     )
