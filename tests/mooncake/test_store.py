@@ -409,3 +409,70 @@ def test_memory_that_overlaps_registered_memory_is_refused(store: MooncakeStore)
     with pytest.raises(LayoutError, match="overlaps none registered before"):
         store.register_memory(start, 8192)
     store._client.unregister(start)
+
+
+def test_pages_cleared_by_another_client_during_a_get_are_missing(
+    store: MooncakeStore,
+    other_store: MooncakeStore,
+    pools: list[TestPool],
+    namespace: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their memory may hold another page's bytes by the time it is read."""
+    assert put(store, *pools) == [[Code.OK] * N for _ in pools]
+    read = store._client.get
+
+    def cleared_meanwhile(pages: Pages) -> list[int]:
+        answers = read(pages)
+        other_store.clear(namespace)
+        return answers
+
+    monkeypatch.setattr(store._client, "get", cleared_meanwhile)
+    batches = [pool.pages(hashes(N), list(range(N, 2 * N))) for pool in pools]
+    assert store.get(batches, DEADLINE) == [[Code.MISSING] * N for _ in pools]
+
+
+class Down:
+    """A client whose master dies at the first call, which takes a while to find out."""
+
+    master = "nowhere"
+
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+
+    def healthy(self) -> bool:
+        return True
+
+    def exists(self, keys: list[str]) -> list[int]:
+        self.calls.append(len(keys))
+        return [-900] * len(keys)
+
+    def get(self, pages: Pages) -> list[int]:
+        self.calls.append(len(pages.keys))
+        return [-900] * len(pages.keys)
+
+
+def test_a_long_question_stops_at_the_first_sign_that_the_master_is_down(
+    pools: list[TestPool],
+) -> None:
+    client: Any = Down()
+    asks = [pool.ask(hashes(3000)) for pool in pools]
+    assert mooncake_stores.exists(MooncakeStore(client), *asks) == [[False] * 3000 for _ in pools]
+    assert client.calls == [3000]
+
+
+def test_a_get_of_one_key_many_times_stops_at_the_first_sign_that_the_master_is_down(
+    pools: list[TestPool],
+) -> None:
+    client: Any = Down()
+    (codes,) = MooncakeStore(client).get([pools[0].pages(["a"] * 4)], DEADLINE)
+    assert codes == [Code.UNAVAILABLE, *[Code.TIMEOUT] * 3]
+    assert client.calls == [1]
+
+
+def test_a_long_question_stops_at_its_deadline(pools: list[TestPool]) -> None:
+    client: Any = Down()
+    asks = [pool.ask(hashes(3000)) for pool in pools]
+    answers = MooncakeStore(client).exists(asks, 0.0)
+    assert [list(answer) for answer in answers] == [[False] * 3000 for _ in pools]
+    assert client.calls == []
