@@ -83,15 +83,19 @@ def test_people_are_told_of_the_signal_in_one_line(tmp_path: Path, number: signa
 
 
 def test_only_the_first_signal_interrupts_so_that_cleaning_up_is_finished() -> None:
-    finished = False
-    with pytest.raises(Interrupted), interruptible():
+    cleaned_up = []
+
+    def work() -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGINT)
-            finished = True
-    assert finished
+            cleaned_up.append(True)
+
+    with pytest.raises(Interrupted), interruptible():
+        work()
+    assert cleaned_up
 
 
 def test_a_signal_behind_the_verdict_adds_nothing_to_it(
