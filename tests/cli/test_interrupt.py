@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from hicache_shared.cli import main
-from hicache_shared.cli.interrupt import SIGNALS, Interrupted, interruptible
+from hicache_shared.cli.interrupt import Interrupted, interruptible
 from hicache_shared.cli.output import print_json
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 PROGRAM = """
 import signal, sys
