@@ -48,6 +48,16 @@ def test_the_printed_extra_config_loads_without_complaint(
     assert (extra["module_path"], extra["class_name"]) == ("hicache_mooncake", "MooncakeBackend")
 
 
+@pytest.mark.parametrize("master", ["h:99999", "h", ""])
+def test_a_master_that_cannot_be_is_refused_before_anything_is_printed(
+    capfd: pytest.CaptureFixture[str], master: str
+) -> None:
+    assert main(["launch-args", "--backend", "mooncake", "--master", master]) == 2
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert f"master_server_address: {master!r}" in err
+
+
 def test_the_flags_enable_hierarchical_cache_with_a_page_layout(
     capfd: pytest.CaptureFixture[str],
 ) -> None:

@@ -291,7 +291,7 @@ def test_a_wrong_option_is_json_too(run: Run, options: list[str]) -> None:
 def test_more_than_4_gb_is_refused_with_what_would_fit(run: Run) -> None:
     code, report = run("--pages", "1000")
     assert (code, report["error"]["kind"]) == (2, "ConfigError")
-    assert "--layers-div 14 or more, or --pages 72 at most" in report["error"]["message"]
+    assert "take --layers-div 12 or more, or --pages 72 at most" in report["error"]["message"]
 
 
 def test_a_master_for_a_backend_without_server_is_refused(run: Run) -> None:

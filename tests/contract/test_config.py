@@ -184,14 +184,53 @@ def test_all_problems_are_reported_at_once() -> None:
         assert word in text
 
 
-@pytest.mark.parametrize("value", [0, -1, 10.5, True, "soon", "nan"])
-def test_the_deadline_is_positive_and_at_most_what_sglang_waits(value: object) -> None:
-    assert "deadline_s" in problem_of({**ADDRESS, "deadline_s": value})
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (2**63, "at most 2**63 - 1"),
+        ("8388608tb", "at most 2**63 - 1"),
+        (float("inf"), "at most 2**63 - 1"),
+        (-1, "not negative"),
+    ],
+)
+def test_a_size_out_of_range_is_told_which_end_it_is_beyond(size: object, words: str) -> None:
+    text = problem_of({**ADDRESS, "size": size})
+    assert f"size: {size!r} (from extra config) is wrong" in text
+    assert f"{words}; for example size='4gb'" in text
 
 
-@pytest.mark.parametrize("content", ["{", "[1, 2]", None])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: str | None) -> None:
-    file = tmp_path / "c.json"
+def test_the_largest_size_is_accepted() -> None:
+    assert parse_bytes(2**63 - 1) == 2**63 - 1
+
+
+@pytest.mark.parametrize("value", [0, -1, 10.5, True, "soon", "nan", 1e-300, 0.049])
+def test_the_deadline_is_long_enough_for_a_call_and_at_most_what_sglang_waits(
+    value: object,
+) -> None:
+    text = problem_of({**ADDRESS, "deadline_s": value})
+    assert f"deadline_s: {value!r}" in text
+    assert "for example deadline_s=5.0" in text
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("c.json", "{"),
+        ("c.json", "[1, 2]"),
+        ("c.json", None),
+        ("c.json", DEEP),
+        ("c.json", '{"a":' * 200_000),
+        ("c.toml", f"a = {DEEP}"),
+    ],
+    ids=["broken", "list", "absent", "deep list", "deep object", "deep TOML"],
+)
+def test_a_file_that_cannot_be_read_is_named(
+    tmp_path: Path, name: str, content: str | None
+) -> None:
+    file = tmp_path / name
     if content is not None:
         file.write_text(content)
     assert str(file) in problem_of(ADDRESS, {"SAMPLE_CONFIG": str(file)})

@@ -84,9 +84,11 @@ def test_the_in_tree_tag_is_the_namespace() -> None:
         ({"extra_backend_tag": "a", "namespace": "b"}, "leave one out"),
         ({"master_server_address": "nohost"}, "host:port"),
         ({"device_name": "{bad"}, "JSON of TP rank"),
+        ({"device_name": '{"a":' * 200_000}, "JSON of TP rank"),
         ({"global_segment_size": "4 gigs"}, "for example global_segment_size='4gb'"),
         ({"local_buffer_size": 0}, "local_buffer_size: 0"),
         ({"replica_num": 0}, "replica_num: 0"),
+        ({"retry_start_ms": 1e-300}, "retry_start_ms: 1e-300"),
         ({"global_segment_sise": 1}, "nearest known is 'global_segment_size'"),
     ],
 )
@@ -94,6 +96,57 @@ def test_what_does_not_work_is_refused_with_the_reason(extra: dict[str, Any], wo
     with pytest.raises(ConfigError) as caught:
         config(extra)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1:50051",
+        "node-1.rack_2.example:1",
+        "h:65535",
+        "[fe80::1]:50051",
+        "etcd://10.0.0.1:2379",
+        "etcd://e1:2379;e2:2379;e3:2379",
+    ],
+)
+def test_addresses_that_the_client_takes_are_accepted(address: str) -> None:
+    assert config({"master_server_address": address}).master_server_address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "h",
+        "h:",
+        ":50051",
+        "h:0",
+        "h:65536",
+        "h:99999",
+        "h:\u0665",
+        "h:1:2",
+        "h:1,h:2",
+        "h:1;h:2",
+        "h:1/x",
+        " h:1",
+        "h 1:1",
+        "::1:50051",
+        "etcd://",
+        "etcd://h",
+        "etcd://h:1,h:2",
+        "etcd://h:1;",
+        "etcd://etcd://h:1",
+        "http://x",
+        "http://x:80",
+        "redis://h:6379",
+    ],
+)
+def test_an_address_that_cannot_be_a_masters_is_refused_with_an_example(address: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config({"master_server_address": address})
+    assert f"master_server_address: {address!r} (from extra config)" in str(caught.value)
+    assert "expected host:port" in str(caught.value)
+    assert "for example master_server_address='10.0.0.1:50051'" in str(caught.value)
 
 
 def test_a_master_must_be_named() -> None:

@@ -7,6 +7,7 @@ import select
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,24 @@ def test_a_master_answers_inside_the_context_and_is_gone_after(tmp_path: Path) -
         pid = master.pid
     assert not alive(pid)
     assert "Master service started" in log.read_text()
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_master() -> None:
+    with MooncakeMaster() as master:
+        assert os.getpgid(master.pid) != os.getpgrp()
+
+
+def test_an_interrupted_start_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(master: MooncakeMaster) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(MooncakeMaster, "_await_answer", interrupted)
+    with pytest.raises(KeyboardInterrupt), MooncakeMaster():
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_frozen_master_is_ended_too() -> None:

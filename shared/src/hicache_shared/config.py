@@ -57,7 +57,7 @@ def parse_bytes(value: object) -> int:
     the trailing ``b`` or ``ib`` do not matter.
 
     Raises:
-        ValueError: the value is negative, fractional, or not a size at all.
+        ValueError: the value is negative, fractional, 2**63 or more, or not a size at all.
     """
     expected = "expected bytes as a whole number or text with a unit (k, m, g, t; 1k = 1024)"
     if isinstance(value, bool) or not isinstance(value, int | float | str):
@@ -71,7 +71,9 @@ def parse_bytes(value: object) -> int:
         if not unit and number % 1:
             raise ValueError(f"{expected}; a fraction needs a unit")
         value = int(number)
-    if not 0 <= value <= _MOST_BYTES or value != int(value):
+    if value > _MOST_BYTES:
+        raise ValueError(f"{expected}, at most 2**63 - 1")
+    if not value >= 0 or value != int(value):
         raise ValueError(f"{expected}, not negative")
     return int(value)
 
@@ -161,9 +163,9 @@ class CommonConfig(BaseModel):
         5.0,
         env="HICACHE_DEADLINE_S",
         example=5.0,
-        description="Seconds after which a call gives up; at most 10, since SGLang waits that "
-        "long for its storage threads.",
-        gt=0,
+        description="Seconds after which a call gives up; at least 0.05, for a call to get "
+        "anywhere, and at most 10, since SGLang waits that long for its storage threads.",
+        ge=0.05,
         le=10,
     )
     drain_s: Number = setting(
@@ -277,7 +279,7 @@ def _read_file(path: Any, problems: list[str]) -> Any:
     try:
         text = Path(path).read_text(encoding="utf-8")
         return tomllib.loads(text) if str(path).endswith(".toml") else json.loads(text)
-    except (OSError, TypeError, ValueError) as error:
+    except (OSError, TypeError, ValueError, RecursionError) as error:
         problems.append(f"file {path}: cannot be read as a configuration: {error}")
         return {}
 

@@ -26,11 +26,28 @@ from hicache_shared.errors import ConfigError
 
 DEFAULT_TENANT = "default"
 
+MOST_PORT = 65_535
+
+
+ETCD = "etcd://"
+"""The one election service that the client's wheel is built with."""
+
+_ENDPOINT = re.compile(
+    r"(?:[^\s:/,;\[\]]+|\[[0-9a-f:.]+\]):([1-9]\d{0,4})", re.ASCII | re.IGNORECASE
+)
+"""``host:port`` or ``[IPv6]:port``; the group is the port."""
+
 
 def _address(value: str) -> str:
-    """``host:port``, or an election service as ``etcd://host:port``."""
-    if "://" not in value and not re.fullmatch(r"\S+:\d{1,5}", value):
-        raise ValueError("expected host:port, or etcd://host:port for a master with failover")
+    """``host:port``, or an election service as ``etcd://host:port;host:port``."""
+    endpoints = value.removeprefix(ETCD).split(";") if value.startswith(ETCD) else [value]
+    for endpoint in endpoints:
+        found = _ENDPOINT.fullmatch(endpoint)
+        if found is None or int(found[1]) > MOST_PORT:
+            raise ValueError(
+                f"expected host:port with a port of 1 to {MOST_PORT}, or for masters with "
+                f"failover {ETCD}host:port, with ';' between several"
+            )
     return value
 
 
@@ -39,7 +56,7 @@ def _devices(value: object) -> object:
     if isinstance(value, str) and value.strip().startswith("{"):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(
                 f"expected a device name or JSON of TP rank to name: {error}"
             ) from error
@@ -56,7 +73,8 @@ class MooncakeConfig(CommonConfig):
     master_server_address: Annotated[str, AfterValidator(_address)] = setting(
         env="MOONCAKE_MASTER",
         example="10.0.0.1:50051",
-        description="Where the master answers: host:port, or etcd://host:port with failover.",
+        description="Where the master answers: host:port, or etcd://host:port with failover "
+        "(';' between several).",
     )
     local_hostname: str = setting(
         "localhost",
@@ -168,7 +186,7 @@ class MooncakeConfig(CommonConfig):
         example=20,
         description="First pause before a page that found no space is tried again; doubled "
         "each time up to 320 ms, until deadline_s is over.",
-        gt=0,
+        ge=1,
         le=1000,
     )
     master_metrics_port: Count = setting(
@@ -177,7 +195,7 @@ class MooncakeConfig(CommonConfig):
         example=9003,
         description="Accepted for the in-tree adapter's configurations; nothing here uses it.",
         ge=1,
-        le=65_535,
+        le=MOST_PORT,
     )
     check_server: bool = setting(
         False,

@@ -43,7 +43,17 @@ def serve(options: ServeOptions) -> Iterator[dict[str, Any]]:
 
 
 def launch_config(master: str | None) -> dict[str, Any]:
-    return {"master_server_address": master or DEFAULT_MASTER}
+    """The keys that name the master.
+
+    Raises:
+        ConfigError: that cannot be a master's address.
+    """
+    from hicache_mooncake.config import MooncakeConfig
+    from hicache_shared.config import load
+
+    extra = {"master_server_address": DEFAULT_MASTER if master is None else master}
+    load(MooncakeConfig, extra, environ={})
+    return extra
 
 
 plugin = BackendPlugin(

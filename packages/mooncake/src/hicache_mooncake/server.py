@@ -62,13 +62,13 @@ class MooncakeMaster:
         self.admin_address = ""
 
     def __enter__(self) -> Self:
-        if self._log is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="mooncake-master-")
-            self._log = Path(self._temporary.name) / "master.log"
         rpc_port, admin_port = _free_ports(2)
         self.address = f"{LOOPBACK}:{rpc_port}"
         self.admin_address = f"{LOOPBACK}:{admin_port}"
         try:
+            if self._log is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="mooncake-master-")
+                self._log = Path(self._temporary.name) / "master.log"
             self._start()
         except BaseException:
             self.stop()
@@ -144,8 +144,9 @@ class MooncakeMaster:
             *self._options,
         ]
         with self._log.open("ab") as log:
+            # In a process group of its own, so that Ctrl-C leaves it to be stopped by its user.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
             )
         self._await_answer()
 

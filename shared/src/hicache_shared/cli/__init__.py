@@ -11,7 +11,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments, else the process's; returns the exit code.
 
     Exit codes: 0 good; 1 a negative verdict; 2 usage or configuration; 3 the backend is not
-    available.
+    available; 130 and 143 ended by Ctrl-C and SIGTERM. For the main thread.
     """
     from hicache_shared.cli.app import run
 

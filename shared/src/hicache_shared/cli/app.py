@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from hicache_shared import plugins
+from hicache_shared.cli.interrupt import Interrupted, interruptible
 from hicache_shared.cli.output import ExitCode, code_of, failure, own_stdout, print_json
 from hicache_shared.errors import HiCacheError
 
@@ -47,7 +48,7 @@ Master = Annotated[
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code. See :func:`hicache_shared.cli.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with own_stdout():
+    with own_stdout(), interruptible():
         return _run_json(given) if "--json" in given else _run(given)
 
 
@@ -59,11 +60,15 @@ def _run(arguments: list[str]) -> int:
     except HiCacheError as error:
         sys.stderr.write(f"hicache: {error}\n")
         return code_of(error)
+    except Interrupted as error:
+        sys.stderr.write(f"hicache: {error}\n")
+        return error.code
     return ExitCode.GOOD
 
 
 def _run_json(arguments: list[str]) -> int:
     """As :func:`_run`, but what ends a command before its verdict is told as JSON too."""
+    code: int
     answer: dict[str, Any] = {"backend": None}
     if "roundtrip" in arguments:
         answer["byte_exact"] = False
@@ -73,6 +78,8 @@ def _run_json(arguments: list[str]) -> int:
         problem, code = failure("UsageError", error.format_message()), ExitCode.USAGE
     except HiCacheError as error:
         problem, code = failure(type(error).__name__, str(error)), code_of(error)
+    except Interrupted as error:
+        problem, code = failure(type(error).__name__, str(error)), error.code
     except Exception as error:
         # The outermost boundary: a program that reads JSON gets JSON, whatever happened.
         log.exception("a fault of hicache or of a backend")

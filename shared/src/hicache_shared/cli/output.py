@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Any, TextIO
 
+from hicache_shared.cli.interrupt import interrupt_no_more
 from hicache_shared.errors import BackendUnavailableError
 
 
@@ -49,7 +50,8 @@ def code_of(error: Exception) -> ExitCode:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """One JSON object on standard output; the command's last word, so no signal cuts it short."""
+    interrupt_no_more()
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 

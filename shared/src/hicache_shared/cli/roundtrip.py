@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 from uuid import uuid4
 
+from hicache_shared.cli import size
 from hicache_shared.cli.host import Host, Page
 from hicache_shared.contract import (
     STORAGE_BATCH_PAGES,
@@ -20,17 +21,11 @@ from hicache_shared.contract import (
     rank_config,
 )
 from hicache_shared.controller import Operation, ReferenceController, model_transfers
-from hicache_shared.errors import ClearError, ConfigError, LayoutError
+from hicache_shared.errors import ClearError, LayoutError
 from hicache_shared.hostpool import ModelSpec, PoolSpec, legal_layouts, preset
 from hicache_shared.plugins import BackendPlugin, ServeOptions
 
 log = logging.getLogger(__name__)
-
-GB = 1_000_000_000
-LIMIT_BYTES = 4 * GB
-"""Most bytes of host pools, store and copies together."""
-
-PASSES = 2
 
 FIXED_STEPS = 10
 """Steps of a round trip beside storing and restoring each pool on its own."""
@@ -118,7 +113,7 @@ def roundtrip(
         pages=request.pages,
         seed=request.seed,
     )
-    store_bytes = PASSES * request.pages * sum(map(host.page_bytes, host.pools))
+    store_bytes = size.PASSES * request.pages * sum(map(host.page_bytes, host.pools))
     progress.start(FIXED_STEPS + 2 * len(host.pools))
     progress.step("starting")
     with plugin.serve(ServeOptions(store_bytes, master)) as extra:
@@ -142,26 +137,8 @@ def _checked(request: Request) -> ModelSpec:
             f"model {request.model!r} cannot be stored in memory layout {request.layout!r}; "
             f"legal are {', '.join(legal)}"
         )
-    small = Host(spec, layout=request.layout, layers_div=request.layers_div, pages=1, seed=0)
-    page_bytes = sum(map(small.page_bytes, small.pools))
-    needed = _needed(page_bytes, request.pages)
-    if needed > LIMIT_BYTES:
-        most = max(1, (LIMIT_BYTES // page_bytes - 1) // (3 + PASSES))
-        divisor = request.layers_div * -(-needed // LIMIT_BYTES)
-        raise ConfigError(
-            f"{request.pages} pages of {request.model!r} need {needed / GB:.1f} GB of host memory "
-            f"and store, and at most {LIMIT_BYTES / GB:.0f} GB are used: take --layers-div "
-            f"{divisor} or more, or --pages {most} at most"
-        )
+    size.check(size.Size(spec, request.layout, request.layers_div, request.pages))
     return spec
-
-
-def _needed(page_bytes: int, pages: int) -> int:
-    """Host pages, as many copies as the chain is long, and what is stored in each pass.
-
-    Both passes count, since a backend need not be able to forget the first.
-    """
-    return page_bytes * (2 * pages + 1 + pages + PASSES * pages)
 
 
 def _storage_config(host: Host, request: Request, extra: dict[str, Any]) -> HiCacheStorageConfig:
@@ -334,7 +311,7 @@ class _Trip:
         answers = call(name, *arguments)
         seconds = time.perf_counter() - started
         moved = self._pages * self._host.page_bytes(name)
-        return answers, moved / seconds / GB if all(answers) else None
+        return answers, moved / seconds / size.GB if all(answers) else None
 
     def _set(self, name: str, hashes: list[str], slots: Any) -> list[bool]:
         if name != PoolName.KV:
