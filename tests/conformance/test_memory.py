@@ -38,14 +38,18 @@ class MemoryHarness(Harness):
                 return MemoryStore(Shelf(), wanted_bytes)
 
         backend = Limited(config, {})
-        yield backend, wanted_bytes
-        backend.close()
+        try:
+            yield backend, wanted_bytes
+        finally:
+            backend.close()
 
     @contextmanager
     def fault(self) -> Iterator[None]:
         self._shelf.broken = True
-        yield
-        self._shelf.broken = False
+        try:
+            yield
+        finally:
+            self._shelf.broken = False
 
     def raw_keys(self) -> list[str]:
         return list(self._shelf.objects)

@@ -81,14 +81,18 @@ class MooncakeHarness(Harness):
         for key in self._small.raw.raw_keys():
             self._small.raw.raw_delete(key)
         backend = self._lending(self._small, config, deadline_s=0.3)
-        yield backend, SMALL_SEGMENT_BYTES
-        backend.close()
+        try:
+            yield backend, SMALL_SEGMENT_BYTES
+        finally:
+            backend.close()
 
     @contextmanager
     def fault(self) -> Iterator[None]:
         self._cluster.lent.broken = True
-        yield
-        self._cluster.lent.broken = False
+        try:
+            yield
+        finally:
+            self._cluster.lent.broken = False
 
     def raw_keys(self) -> list[str]:
         return self._cluster.raw.raw_keys()

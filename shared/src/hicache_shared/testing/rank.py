@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Sequence
 from typing import Any
@@ -18,8 +17,8 @@ from hicache_shared.contract import (
 )
 from hicache_shared.controller import Operation, model_transfers
 from hicache_shared.hostmem import byte_view
-from hicache_shared.hostpool import AssembledModel, build, preset
-from hicache_shared.layout import Access, buffers_of, is_logical, layouts_of
+from hicache_shared.hostpool import AssembledModel, build, page_views, preset
+from hicache_shared.layout import buffers_of, is_logical
 from hicache_shared.testing.harness import Harness, storage_config
 
 KV = "kv"
@@ -166,12 +165,19 @@ class Rank:
 
     def components(self, name: str, page: int) -> list[bytes]:
         """The bytes of each component of one host page."""
-        return [view.tobytes() for view in self._components(name, page)]
+        return [view.tobytes() for view in self.views(name, page)]
+
+    def views(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
+        """The memory of one host page, a writable ``uint8`` view a component.
+
+        As the pool itself finds it: nothing of what a backend stands on is asked.
+        """
+        return page_views(self.pools[name], page)
 
     def put_page(self, name: str, page: int, value: bytes) -> None:
         """Write one host page."""
         offset = 0
-        for view in self._components(name, page):
+        for view in self.views(name, page):
             view[:] = np.frombuffer(value[offset : offset + view.nbytes], np.uint8)
             offset += view.nbytes
 
@@ -180,16 +186,6 @@ class Rank:
             byte_view(buffer)
             for name, pool in self.pools.items()
             for buffer in buffers_of(name, pool)
-        ]
-
-    def _components(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
-        (layout,) = layouts_of(name, self.pools[name])
-        assert layout.access is Access.AFFINE
-        (addresses,) = layout.addresses([page])
-        starts = addresses if isinstance(addresses, list) else [addresses]
-        return [
-            _view(start, nbytes)
-            for start, nbytes in zip(starts, layout.component_bytes, strict=True)
         ]
 
 
@@ -211,7 +207,3 @@ def small_model(harness: Harness, model: str, layout: str, heads_over: int = 1) 
         tp_size=heads_over,
         allocate=harness.allocate,
     )
-
-
-def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)

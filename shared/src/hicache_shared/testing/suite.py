@@ -18,8 +18,15 @@ import pytest
 from hicache_shared.contract import PoolTransfer
 from hicache_shared.controller import HostMemoryMode, ReferenceController
 from hicache_shared.errors import HiCacheError, LayoutError, UnknownPoolError
-from hicache_shared.hostpool import PRESETS, AssembledModel, build, legal_layouts, preset
-from hicache_shared.layout import MEMORY_LAYOUTS, is_logical, layouts_of
+from hicache_shared.hostpool import (
+    PRESETS,
+    AssembledModel,
+    build,
+    legal_layouts,
+    page_views,
+    preset,
+)
+from hicache_shared.layout import MEMORY_LAYOUTS, is_logical
 from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.oracle import restorable_prefixes
 from hicache_shared.testing.rank import KV, PAGES, Rank, chain, register, small_model
@@ -561,7 +568,7 @@ class BackendSuite:
 def _largest_pool(model: AssembledModel) -> tuple[str, int]:
     """The name and page bytes of the physical pool with the largest pages."""
     sizes = {
-        str(entry.name): layouts_of(str(entry.name), entry.host_pool)[0].page_bytes
+        str(entry.name): sum(view.nbytes for view in page_views(entry.host_pool, 0))
         for entry in model.group.entries
         if not is_logical(entry.host_pool)
     }
