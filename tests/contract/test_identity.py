@@ -124,7 +124,7 @@ OF_LAYOUT: dict[str, Any] = {
     "dtype": "float16",
     "format_tag": "unified-token-major",
     "page_slots": 8,
-    "component_bytes": (64, 192),
+    "component_bytes": (128, 384),
     "layers": (2, 4),
     "head_shard": (0, 4),
     "access": Access.STAGED,
