@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from threading import Event
 from typing import Any, cast
 
 import pytest
 
 from hicache_mooncake import MooncakeBackend
-from hicache_mooncake.client import MooncakeClient
+from hicache_mooncake.client import MooncakeClient, code_of
 from hicache_mooncake.config import MooncakeConfig
+from hicache_mooncake.pages import Pages
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
-from hicache_mooncake.testing import RawMooncake
+from hicache_mooncake.testing import RawAccessError, RawMooncake
 from hicache_shared.contract import HiCacheStorageConfig
-from hicache_shared.testing import BackendSuite, Capabilities, Harness
+from hicache_shared.store import Code
+from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
 
 pytestmark = pytest.mark.backend("mooncake")
 
@@ -27,18 +30,35 @@ SMALL_SEGMENT_BYTES = 16 << 20
 class LentClient:
     """A client that several backends share, since setting one up and closing it takes seconds.
 
-    Passes every call on, except that ``close`` leaves it open, and that calls raise while
-    ``broken``, as a native binding may.
+    Passes every call on, except that ``close`` leaves it open, that calls raise while
+    ``broken``, as a native binding may, and that one can be held. After a put that was
+    refused for want of space it removes the objects that are named in ``ballast``.
     """
 
     def __init__(self, client: MooncakeClient) -> None:
         self._client = client
         self.broken = False
+        self.holding = Holding()
+        self.ballast: list[str] = []
+        self.refused = Event()
 
     def __getattr__(self, name: str) -> Any:
         if self.broken and name != "healthy":
             raise RuntimeError("the client is broken")
+        if name in ("exists", "get"):
+            self.holding.pass_by()
         return getattr(self._client, name)
+
+    def put(self, pages: Pages) -> list[int]:
+        if self.broken:
+            raise RuntimeError("the client is broken")
+        self.holding.pass_by()
+        answers = self._client.put(pages)
+        if self.ballast and any(code_of(answer) is Code.NO_SPACE for answer in answers):
+            self._client.remove(self.ballast)
+            self.ballast = []
+            self.refused.set()
+        return answers
 
     def close(self) -> int:
         return 0
@@ -62,7 +82,7 @@ class Cluster:
 
 class MooncakeHarness(Harness):
     name = "mooncake"
-    capabilities = Capabilities(raw=True, limited=True, faults=True)
+    capabilities = Capabilities(raw=True, limited=True, faults=True, hold=True, relief=True)
 
     def __init__(self) -> None:
         self._cluster = Cluster(SEGMENT_BYTES)
@@ -81,14 +101,31 @@ class MooncakeHarness(Harness):
         for key in self._small.raw.raw_keys():
             self._small.raw.raw_delete(key)
         backend = self._lending(self._small, config, deadline_s=0.3)
-        yield backend, SMALL_SEGMENT_BYTES
-        backend.close()
+        try:
+            yield backend, SMALL_SEGMENT_BYTES
+        finally:
+            backend.close()
 
     @contextmanager
     def fault(self) -> Iterator[None]:
         self._cluster.lent.broken = True
-        yield
-        self._cluster.lent.broken = False
+        try:
+            yield
+        finally:
+            self._cluster.lent.broken = False
+
+    def hold(self) -> AbstractContextManager[Event]:
+        return self._cluster.lent.holding.hold()
+
+    @contextmanager
+    def relieve(self) -> Iterator[Event]:
+        lent, raw = self._small.lent, self._small.raw
+        lent.refused.clear()
+        lent.ballast = fill(raw)
+        try:
+            yield lent.refused
+        finally:
+            lent.ballast = []
 
     def raw_keys(self) -> list[str]:
         return self._cluster.raw.raw_keys()
@@ -124,8 +161,25 @@ class MooncakeHarness(Harness):
             "protocol": "tcp",
             "global_segment_size": "64mb",
         }
-        extra_config = {**address, **(config.extra_config or {}), **extra}
+        extra_config = {**address, **extra, **(config.extra_config or {})}
         return replace(config, extra_config=extra_config)
+
+
+def fill(raw: RawMooncake) -> list[str]:
+    """Put objects until not even a small one finds space; their keys.
+
+    They are leased, as ``raw_put`` asks for them, so that the master evicts none at once.
+    """
+    keys: list[str] = []
+    for nbytes in (1 << 20, 1 << 17, 1 << 14):
+        try:
+            while True:
+                key = f"ballast/{len(keys)}"
+                raw.raw_put(key, bytes(nbytes))
+                keys.append(key)
+        except RawAccessError:
+            continue
+    return keys
 
 
 @pytest.fixture(scope="module")

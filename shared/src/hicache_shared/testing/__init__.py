@@ -4,7 +4,7 @@
 of that name which makes it, and an empty subclass.
 """
 
-from hicache_shared.testing.harness import Capabilities, Harness
+from hicache_shared.testing.harness import Capabilities, Harness, Holding
 from hicache_shared.testing.suite import BackendSuite
 
-__all__ = ["BackendSuite", "Capabilities", "Harness"]
+__all__ = ["BackendSuite", "Capabilities", "Harness", "Holding"]

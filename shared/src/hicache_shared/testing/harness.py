@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,11 +24,15 @@ class Capabilities:
         raw: objects can be listed, read, planted and deleted by their full key.
         limited: :meth:`Harness.make_limited` makes a backend on a store of little space.
         faults: :meth:`Harness.fault` makes the store fail.
+        hold: :meth:`Harness.hold` keeps a call inside the native store.
+        relief: :meth:`Harness.relieve` fills the limited store and gives its space back.
     """
 
     raw: bool = False
     limited: bool = False
     faults: bool = False
+    hold: bool = False
+    relief: bool = False
 
 
 class Harness(ABC):
@@ -65,6 +71,22 @@ class Harness(ABC):
         """While inside, every call to the native store fails as it does when it is broken."""
         return nullcontext()
 
+    def hold(self) -> AbstractContextManager[threading.Event]:
+        """The next call to the native store waits inside it until this is left.
+
+        Calls of backends that :meth:`make` made; later ones pass. The event is set when one
+        waits. See :class:`Holding`.
+        """
+        raise NotImplementedError
+
+    def relieve(self) -> AbstractContextManager[threading.Event]:
+        """Fill the store of the open :meth:`make_limited` until it takes no page more.
+
+        When it has refused one for want of space, and not before, it is emptied again and
+        the event is set.
+        """
+        raise NotImplementedError
+
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Host memory for pools, ``uint8[nbytes]``; some clients take only their own."""
         return aligned_bytes(nbytes)
@@ -87,6 +109,40 @@ class Harness(ABC):
 
     def close(self) -> None:
         """Stop what was started."""
+
+
+HOLD_S = 60.0
+"""A held call goes on after this long by itself, so that a failing test ends."""
+
+
+class Holding:
+    """Makes one call wait; what a harness puts into its native store. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._next: tuple[threading.Event, threading.Event] | None = None
+
+    @contextmanager
+    def hold(self) -> Iterator[threading.Event]:
+        """The next call that comes by waits until this is left; the event says that one does."""
+        waiting, leave = threading.Event(), threading.Event()
+        with self._lock:
+            self._next = (waiting, leave)
+        try:
+            yield waiting
+        finally:
+            with self._lock:
+                self._next = None
+            leave.set()
+
+    def pass_by(self) -> None:
+        """Called in each native call, before it touches anything."""
+        with self._lock:
+            held, self._next = self._next, None
+        if held is not None:
+            waiting, leave = held
+            waiting.set()
+            leave.wait(HOLD_S)
 
 
 def storage_config(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,16 +18,30 @@ from hicache_shared.contract import (
 )
 from hicache_shared.controller import Operation, model_transfers
 from hicache_shared.hostmem import byte_view
-from hicache_shared.hostpool import AssembledModel, build, preset
-from hicache_shared.layout import Access, buffers_of, is_logical, layouts_of
+from hicache_shared.hostpool import AssembledModel, ModelSpec, build, page_views, preset
+from hicache_shared.layout import buffers_of, is_logical
 from hicache_shared.testing.harness import Harness, storage_config
 
 KV = "kv"
 PAGES = 16
 """Host pages of every pool in the suite."""
 
-LAYERS_DIV = {"mamba": 18}
+LAYERS_DIV = {"mamba": 18, "mla-mamba": 18}
 """Models whose layers are large are cut down more."""
+
+MLA_MAMBA = "mla-mamba"
+"""A model of the suite's own: replicated KV beside states that are sharded over ranks."""
+
+FLAT_KV = {"module_path": "hicache_shared.testing"}
+"""Extra config of a backend that SGLang loads by its path, without ``"interface_v1": 1``."""
+
+
+def spec_of(model: str) -> ModelSpec:
+    """A preset, or the suite's own model."""
+    if model != MLA_MAMBA:
+        return preset(model)
+    mla, states = preset("mla"), preset("mamba").pools[1]
+    return replace(mla, name=MLA_MAMBA, pools=(*mla.pools, states))
 
 
 def chain(pages: int, salt: str = "") -> list[str]:
@@ -65,6 +79,7 @@ class Rank:
         *,
         own_client: bool = False,
         heads_over: int = 1,
+        layers_div: int | None = None,
         extra: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Rank:
@@ -72,14 +87,15 @@ class Rank:
 
         Args:
             harness: makes the backend.
-            model: the preset's name.
+            model: the name of a preset, or :data:`MLA_MAMBA`.
             layout: memory layout of its pools.
             own_client: whether the backend shares no client with others.
             heads_over: ranks that the model's attention heads are split over.
+            layers_div: by what layer counts are divided; None is the suite's choice.
             extra: settings for the extra config.
             changes: fields of the storage configuration that differ from a rank alone.
         """
-        assembled = small_model(harness, model, layout, heads_over)
+        assembled = small_model(harness, model, layout, heads_over, layers_div)
         config = storage_config(is_mla_model=assembled.is_mla_model, extra=extra, **changes)
         make = harness.make_own if own_client else harness.make
         return cls(make(config), assembled, config)
@@ -166,12 +182,19 @@ class Rank:
 
     def components(self, name: str, page: int) -> list[bytes]:
         """The bytes of each component of one host page."""
-        return [view.tobytes() for view in self._components(name, page)]
+        return [view.tobytes() for view in self.views(name, page)]
+
+    def views(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
+        """The memory of one host page, a writable ``uint8`` view a component.
+
+        As the pool itself finds it: nothing of what a backend stands on is asked.
+        """
+        return page_views(self.pools[name], page)
 
     def put_page(self, name: str, page: int, value: bytes) -> None:
         """Write one host page."""
         offset = 0
-        for view in self._components(name, page):
+        for view in self.views(name, page):
             view[:] = np.frombuffer(value[offset : offset + view.nbytes], np.uint8)
             offset += view.nbytes
 
@@ -180,16 +203,6 @@ class Rank:
             byte_view(buffer)
             for name, pool in self.pools.items()
             for buffer in buffers_of(name, pool)
-        ]
-
-    def _components(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
-        (layout,) = layouts_of(name, self.pools[name])
-        assert layout.access is Access.AFFINE
-        (addresses,) = layout.addresses([page])
-        starts = addresses if isinstance(addresses, list) else [addresses]
-        return [
-            _view(start, nbytes)
-            for start, nbytes in zip(starts, layout.component_bytes, strict=True)
         ]
 
 
@@ -201,17 +214,19 @@ def register(backend: HiCacheStorage, model: AssembledModel) -> None:
     backend.on_host_pools_registered()
 
 
-def small_model(harness: Harness, model: str, layout: str, heads_over: int = 1) -> AssembledModel:
-    """A preset with its structure whole and its layers cut down, on the harness's memory."""
+def small_model(
+    harness: Harness,
+    model: str,
+    layout: str,
+    heads_over: int = 1,
+    layers_div: int | None = None,
+) -> AssembledModel:
+    """A model with its structure whole and its layers cut down, on the harness's memory."""
     return build(
-        preset(model),
+        spec_of(model),
         pages=PAGES,
         layout=layout,
-        layers_div=LAYERS_DIV.get(model, 12),
+        layers_div=layers_div or LAYERS_DIV.get(model, 12),
         tp_size=heads_over,
         allocate=harness.allocate,
     )
-
-
-def _view(address: int, nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), dtype=np.uint8)

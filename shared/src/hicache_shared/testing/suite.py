@@ -7,10 +7,6 @@ names are those of ``docs/cases.md``: faults that people met in other adapters.
 from __future__ import annotations
 
 import random
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,57 +14,26 @@ import pytest
 from hicache_shared.contract import PoolTransfer
 from hicache_shared.controller import HostMemoryMode, ReferenceController
 from hicache_shared.errors import HiCacheError, LayoutError, UnknownPoolError
-from hicache_shared.hostpool import PRESETS, AssembledModel, build, legal_layouts, preset
-from hicache_shared.layout import MEMORY_LAYOUTS, is_logical, layouts_of
-from hicache_shared.testing.harness import Harness, storage_config
+from hicache_shared.hostpool import build, preset
+from hicache_shared.testing.calls import CallSuite
+from hicache_shared.testing.faults import FaultSuite
+from hicache_shared.testing.fixtures import (
+    ILLEGAL_PAIRS,
+    LEGAL_PAIRS,
+    LOGICAL_PAIRS,
+    MLA_MAMBA_PAIRS,
+    PAGE_HEAD_PAIRS,
+    TRAILING_PAIRS,
+    NewRank,
+    needs,
+)
+from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
 from hicache_shared.testing.rank import KV, PAGES, Rank, chain, register, small_model
 
-LEGAL_PAIRS = [(model, layout) for model in PRESETS for layout in legal_layouts(preset(model))]
-ILLEGAL_PAIRS = [
-    (model, layout)
-    for model in PRESETS
-    for layout in MEMORY_LAYOUTS
-    if (model, layout) not in LEGAL_PAIRS
-]
 
-TRAILING_PAIRS = [p for p in LEGAL_PAIRS if any(q.window_pages for q in preset(p[0]).pools)]
-LOGICAL_PAIRS = [p for p in LEGAL_PAIRS if preset(p[0]).pools[0].geometry.kind == "logical"]
-PAGE_HEAD_PAIRS = [p for p in LEGAL_PAIRS if p[1] == "page_head"]
-
-NewRank = Callable[..., Rank]
-
-
-class BackendSuite:
+class BackendSuite(CallSuite, FaultSuite):
     """Subclass it in a module that has a fixture ``harness``; everything else is inherited."""
-
-    @pytest.fixture(params=LEGAL_PAIRS, ids="-".join)
-    def pair(self, request: pytest.FixtureRequest) -> tuple[str, str]:
-        """A model and a memory layout."""
-        pair: tuple[str, str] = request.param
-        return pair
-
-    @pytest.fixture
-    def new_rank(self, harness: Harness, pair: tuple[str, str]) -> Iterator[NewRank]:
-        """Makes ranks of the pair; their backends are closed after the test."""
-        ranks: list[Rank] = []
-
-        def make(**changes: Any) -> Rank:
-            ranks.append(Rank.make(harness, *pair, **changes))
-            return ranks[-1]
-
-        yield make
-        for rank in ranks:
-            rank.backend.close()  # type: ignore[attr-defined]
-
-    @pytest.fixture
-    def rank(self, new_rank: NewRank) -> Rank:
-        return new_rank()
-
-    @pytest.fixture
-    def keys(self, request: pytest.FixtureRequest) -> list[str]:
-        """Eight page hashes that no other test uses."""
-        return chain(8, request.node.nodeid)
 
     # -- bytes ------------------------------------------------------------------------
 
@@ -224,6 +189,7 @@ class BackendSuite:
             assert rank.get(name, keys[:3], [8, 9, 10]) == [False, False, True]
             assert rank.page(name, 10) == whole
 
+    @pytest.mark.parametrize("pair", LEGAL_PAIRS + MLA_MAMBA_PAIRS, ids="-".join, indirect=True)
     @pytest.mark.parametrize("place", [(1, 2), (0, 4)], ids=["other rank", "other size"])
     def test_case_04_replicated_pools_are_shared_over_ranks_and_sharded_ones_never(
         self, harness: Harness, new_rank: NewRank, keys: list[str], place: tuple[int, int]
@@ -233,6 +199,8 @@ class BackendSuite:
         one.fill(16)
         one.set_everywhere(keys, range(8))
         harness.settle()
+        kv = KV in one.pools and one.model.is_mla_model
+        assert other.backend.batch_exists(keys) == (8 if kv else 0)
         for name in one.pools:
             replicated = one.model.is_mla_model and name != "mamba"
             assert other.get(name, keys, range(8)) == [replicated] * 8
@@ -459,117 +427,9 @@ class BackendSuite:
         harness.settle()
         assert rank.backend.batch_get_v2([transfer]) == {"a_pool_of_tomorrow": [True, True]}
 
-    # -- faults, clear, close ------------------------------------------------------------------
-
-    def test_case_09_a_fault_of_the_store_is_an_answer(
-        self, harness: Harness, rank: Rank, keys: list[str]
-    ) -> None:
-        needs(harness, "faults")
-        rank.fill(27)
-        rank.set_everywhere(keys, range(8))
-        harness.settle()
-        with harness.fault():
-            assert rank.hit(keys) == 0
-            for name in rank.pools:
-                assert rank.get(name, keys, range(8)) == [False] * 8
-                assert rank.set(name, chain(8, name), range(8)) == [False] * 8
-        assert rank.hit(keys) == 8, "the backend works again when the store does"
-
-    def test_case_11_clear_empties_this_namespace_at_once_and_nothing_else(
-        self, harness: Harness, new_rank: NewRank, keys: list[str], request: Any
-    ) -> None:
-        mine, other = (new_rank(extra={"namespace": f"{keys[0][:8]}{i}"}) for i in range(2))
-        for rank in (mine, other):
-            rank.fill(28)
-            rank.set_everywhere(keys, range(8))
-            harness.settle()
-            for name in rank.pools:
-                assert all(rank.get(name, keys, range(8)))
-        mine.backend.clear()
-        assert mine.hit(keys) == 0
-        for name in mine.pools:
-            assert mine.get(name, keys, range(8)) == [False] * 8
-        assert other.hit(keys) == 8
-        mine.set_everywhere(keys, range(8))
-        harness.settle()
-        assert mine.hit(keys) == 8, "the store takes pages after a clear"
-
-    def test_case_12_a_full_store_takes_what_fits_and_says_what_it_took(
-        self, harness: Harness, pair: tuple[str, str], keys: list[str]
-    ) -> None:
-        needs(harness, "limited")
-        model = small_model(harness, *pair)
-        config = storage_config(is_mla_model=model.is_mla_model)
-        name, page_bytes = _largest_pool(model)
-        with harness.make_limited(config, 4 * page_bytes) as (backend, capacity_bytes):
-            rank = Rank(backend, model, config)
-            rank.fill(30)
-            stored = 0
-            while stored * page_bytes < 2 * capacity_bytes:
-                hashes = chain(8, f"{keys[0]}/{stored}")
-                answers = rank.set(name, hashes, range(8))
-                taken = [page for page, answer in enumerate(answers) if answer]
-                targets = range(8, 8 + len(taken))
-                assert all(rank.get(name, [hashes[page] for page in taken], targets))
-                read = [rank.page(name, target) for target in targets]
-                assert read == [rank.page(name, page) for page in taken]
-                stored += len(taken)
-                if len(taken) < 8:
-                    break
-            assert stored >= capacity_bytes // page_bytes // 2
-
-    def test_case_15_no_interleaving_of_close_and_calls_crashes(
-        self, new_rank: NewRank, keys: list[str], pair: tuple[str, str]
-    ) -> None:
-        rank = new_rank(own_client=True)
-        rank.fill(29)
-        start = threading.Barrier(5)
-
-        def work(call: Callable[[], object]) -> None:
-            start.wait()
-            for _ in range(20):
-                call()
-
-        def close() -> None:
-            start.wait()
-            rank.backend.close()  # type: ignore[attr-defined]
-
-        name = next(iter(rank.pools))
-        with ThreadPoolExecutor(5) as threads:
-            running = [
-                threads.submit(work, lambda: rank.set(name, keys, range(8))),
-                threads.submit(work, lambda: rank.get(name, keys, range(8, 16))),
-                threads.submit(work, lambda: rank.hit(keys)),
-                threads.submit(work, lambda: rank.backend.batch_exists(keys)),
-                threads.submit(close),
-            ]
-        for future in running:
-            future.result()
-        assert rank.get(name, keys, range(8)) == [False] * 8
-        assert rank.set(name, keys, range(8)) == [False] * 8
-        assert rank.hit(keys) == 0
-        rank.backend.close()  # type: ignore[attr-defined]
-
     @pytest.mark.parametrize(("model", "layout"), ILLEGAL_PAIRS)
     def test_an_illegal_pair_of_model_and_layout_is_an_error_that_names_the_layout(
         self, harness: Harness, model: str, layout: str
     ) -> None:
         with pytest.raises(LayoutError, match=layout):
             build(preset(model), pages=PAGES, layout=layout, allocate=harness.allocate)
-
-
-def _largest_pool(model: AssembledModel) -> tuple[str, int]:
-    """The name and page bytes of the physical pool with the largest pages."""
-    sizes = {
-        str(entry.name): layouts_of(str(entry.name), entry.host_pool)[0].page_bytes
-        for entry in model.group.entries
-        if not is_logical(entry.host_pool)
-    }
-    name = max(sizes, key=sizes.__getitem__)
-    return name, sizes[name]
-
-
-def needs(harness: Harness, capability: str) -> None:
-    """Skip, saying so, where a harness does not offer what a test needs."""
-    if not getattr(harness.capabilities, capability):
-        pytest.skip(f"not supported: the harness of {harness.name} has no {capability!r}")
