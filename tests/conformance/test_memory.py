@@ -83,6 +83,9 @@ class MemoryHarness(Harness):
     def hold(self) -> AbstractContextManager[Event]:
         return self._holding.hold()
 
+    def forget(self) -> None:
+        self._shelf.objects.clear()
+
     def raw_keys(self) -> list[str]:
         return list(self._shelf.objects)
 

@@ -59,6 +59,7 @@ class SuiteFixtures:
         yield make
         for rank in ranks:
             rank.backend.close()  # type: ignore[attr-defined]
+        harness.forget()
 
     @pytest.fixture
     def rank(self, new_rank: NewRank) -> Rank:

@@ -94,6 +94,9 @@ class Harness(ABC):
     def settle(self) -> None:
         """Wait until what was stored can be read, where that takes a moment."""
 
+    def forget(self) -> None:
+        """Drop what is stored, where it would pile up over the tests. Called after each."""
+
     def raw_keys(self) -> list[str]:
         raise NotImplementedError
 
