@@ -164,5 +164,6 @@ def test_the_readme_documents_every_setting() -> None:
     text = README.read_text()
     for doc in settings_of(MooncakeConfig):
         assert f"| `{doc.name}` |" in text
+        assert doc.description in text
         for variable in doc.env:
             assert f"`{variable}`" in text
