@@ -170,9 +170,14 @@ class PoolRegistry:
         most = self._store.caps.max_components
         parts = len(layout.component_bytes)
         if most is not None and parts > most:
+            way_out = (
+                "use --hicache-mem-layout page_first"
+                if layout.memory_layout == "layer_first"
+                else "such a pool needs a store of several buffers an object (Caps.max_components)"
+            )
             raise LayoutError(
                 f"pool {layout.name!r} in memory layout {layout.memory_layout!r} has {parts} "
-                f"buffers a page and this store takes {most}; use --hicache-mem-layout page_first"
+                f"buffers a page and this store takes {most}; {way_out}"
             )
         config = self._config
         if config.is_mla_model and config.tp_size > 1 and layout.per_head and _is_dynamic(config):

@@ -192,9 +192,9 @@ def connect(
             f"Mooncake setup answered {answer}: no usable master at "
             f"{config.master_server_address} within {config.setup_retries} tries. Check that "
             f"mooncake_master runs there and its port is reachable from {config.local_hostname!r}, "
-            f"that protocol {config.protocol!r} and device {device!r} exist here, and that "
-            f"{segment_bytes} bytes of memory are free; the client's log on standard error says "
-            "more"
+            f"that protocol {config.protocol!r} and device {device or '(none set)'} exist here, "
+            f"and that {segment_bytes} bytes of memory are free; the client's log on standard "
+            "error says more"
         )
     replicate = module.ReplicateConfig()
     replicate.replica_num = config.replica_num

@@ -63,7 +63,8 @@ plugin = BackendPlugin(
     serve=serve,
     launch_config=launch_config,
     launch_hints=(
-        "master_server_address: where mooncake_master answers (--master)",
+        "master_server_address: where a running mooncake_master answers (--master)",
+        "the protocol is rdma by default; without an RDMA device set MOONCAKE_PROTOCOL=tcp",
         "MOONCAKE_PROTOCOL, MOONCAKE_DEVICE, MOONCAKE_LOCAL_HOSTNAME and "
         "MOONCAKE_GLOBAL_SEGMENT_SIZE on each node: transport, and memory given to the store",
     ),

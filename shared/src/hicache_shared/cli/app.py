@@ -41,7 +41,8 @@ MODELS = (
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Master = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Use this server; start none.")
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Address of a server that runs; else one is started."),
 ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,8 @@ from hicache_shared.contract import (
     PoolTransfer,
 )
 from hicache_shared.controller import Operation, model_transfers
-from hicache_shared.hostmem import byte_view
-from hicache_shared.hostpool import AssembledModel, ModelSpec, build, page_views, preset
+from hicache_shared.hostmem import merged, storage_region
+from hicache_shared.hostpool import Allocate, AssembledModel, ModelSpec, build, page_views, preset
 from hicache_shared.layout import buffers_of, is_logical
 from hicache_shared.testing.harness import Harness, storage_config
 
@@ -167,13 +169,14 @@ class Rank:
         return self.backend.batch_exists_v2(keys, self.questions()).kv_hit_pages
 
     def fill(self, seed: int) -> None:
-        """Random bytes in every byte of every pool."""
+        """Random bytes in every byte of every pool, and in the guard areas."""
         generator = np.random.default_rng(seed)
         for array in self._memory():
             array[:] = generator.integers(0, 256, array.nbytes, dtype=np.uint8)
 
     def image(self) -> list[npt.NDArray[np.uint8]]:
-        """A copy of every byte of every pool, also of those that belong to no page."""
+        """A copy of every byte of every pool, also of those that belong to no page, and of the
+        guard areas."""
         return [array.copy() for array in self._memory()]
 
     def page(self, name: str, page: int) -> bytes:
@@ -199,10 +202,11 @@ class Rank:
             offset += view.nbytes
 
     def _memory(self) -> list[npt.NDArray[np.uint8]]:
+        """The allocations behind the pools, with the guard areas around their buffers."""
+        buffers = [buffer for name, pool in self.pools.items() for buffer in buffers_of(name, pool)]
         return [
-            byte_view(buffer)
-            for name, pool in self.pools.items()
-            for buffer in buffers_of(name, pool)
+            np.frombuffer((ctypes.c_uint8 * region.nbytes).from_address(region.address), np.uint8)
+            for region in merged(map(storage_region, buffers))
         ]
 
 
@@ -212,6 +216,16 @@ def register(backend: HiCacheStorage, model: AssembledModel) -> None:
     for entry in model.group.entries:
         backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
     backend.on_host_pools_registered()
+
+
+GUARD_BYTES = 256 << 10
+"""Memory around each buffer, so that a stray write is a failed test and not a crash."""
+
+
+def guarded(allocate: Allocate, nbytes: int) -> npt.NDArray[np.uint8]:
+    """A buffer with guard areas on both sides, which belong to its allocation."""
+    whole = allocate(nbytes + 2 * GUARD_BYTES)
+    return whole[GUARD_BYTES : GUARD_BYTES + nbytes]
 
 
 def small_model(
@@ -228,5 +242,5 @@ def small_model(
         layout=layout,
         layers_div=layers_div or LAYERS_DIV.get(model, 12),
         tp_size=heads_over,
-        allocate=harness.allocate,
+        allocate=partial(guarded, harness.allocate),
     )
