@@ -99,14 +99,9 @@ class FlatPages:
         keys: Sequence[str],
         work: Callable[[StagingArea, Move], list[int]],
     ) -> list[int]:
-        """A code a page of ``work``, which is given the staging area and how to move a batch."""
+        """A code a page, counted; see :meth:`Transfers.staged`."""
         started, until = time.perf_counter(), self._transfers.until()
         self._transfers.note_slow_path("KV is copied in flat form", len(keys))
-        codes = [int(Code.FAILED)] * len(keys)
-        if self._transfers.open():
-            codes = work(
-                self._pools.staging(stored, operation),
-                lambda batch: self._transfers.move_batches(operation, [batch], until)[0],
-            )
+        codes = self._transfers.staged(operation, stored, len(keys), work, until)
         self._transfers.note_flat(operation, stored, codes, time.perf_counter() - started)
         return codes

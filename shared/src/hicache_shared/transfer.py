@@ -15,6 +15,7 @@ from hicache_shared.hostmem import byte_view
 from hicache_shared.layout import Access
 from hicache_shared.plan import Operation, PagePlan, RegisteredPool
 from hicache_shared.registry import PoolRegistry
+from hicache_shared.staging import Move, StagingArea
 from hicache_shared.stats import Moved, Stats
 from hicache_shared.store import Code, KeyBatch, PageBatch, PageStore, Presence, StoredPool
 
@@ -110,17 +111,27 @@ class Transfers:
             self._slow_paths.add(what)
             log.warning("slower path: %s", what)
 
+    def staged(
+        self,
+        operation: Operation,
+        stored: StoredPool,
+        pages: int,
+        work: Callable[[StagingArea, Move], list[int]],
+        until: float,
+    ) -> list[int]:
+        """A code a page of ``work``, which is given the staging area and how to move a batch."""
+        if not self.open():
+            return [int(Code.FAILED)] * pages
+        return work(
+            self._pools.staging(stored, operation),
+            lambda batch: self.move_batches(operation, [batch], until)[0],
+        )
+
     def _staged(
         self, operation: Operation, plan: PagePlan, stored: StoredPool, until: float
     ) -> list[int]:
-        if not self.open():
-            return [int(Code.FAILED)] * len(plan.keys)
-        self.note_slow_path(f"pool {plan.pool.name!r} is copied in flat form", len(plan.keys))
-        area, pool = self._pools.staging(stored, operation), plan.pool.pool
+        pool = plan.pool.pool
         slots = [page * plan.pool.page_slots for page in plan.pages]
-
-        def move(batch: PageBatch) -> list[int]:
-            return self.move_batches(operation, [batch], until)[0]
 
         def restore(i: int, page: memoryview) -> None:
             flat = pool.get_dummy_flat_data_page()
@@ -129,9 +140,13 @@ class Transfers:
             byte_view(flat)[:] = page
             pool.set_from_flat_data_page(slots[i], flat)
 
-        if operation == "set":
-            return area.put(plan.keys, lambda i: pool.get_data_page(slots[i]), move)
-        return area.get(plan.keys, restore, move)
+        def work(area: StagingArea, move: Move) -> list[int]:
+            self.note_slow_path(f"pool {plan.pool.name!r} is copied in flat form", len(plan.keys))
+            if operation == "set":
+                return area.put(plan.keys, lambda i: pool.get_data_page(slots[i]), move)
+            return area.get(plan.keys, restore, move)
+
+        return self.staged(operation, stored, len(plan.keys), work, until)
 
     def _answers(self, operation: Operation, plan: PagePlan, codes: list[list[int]]) -> list[bool]:
         if not any(map(any, codes)):
@@ -162,14 +177,14 @@ class Transfers:
             self._stats.put(moved)
 
     def _exists(self, batches: list[KeyBatch], until: float) -> list[Mask]:
-        absent = [np.zeros(len(batch.hashes), dtype=np.bool_) for batch in batches]
-        if not batches or not self.open():
-            return absent
-        left = until - time.monotonic()
-        if left <= 0:
-            return absent
-        masks = self._attempt("exists", lambda: _masks(self._store.exists(batches, left), batches))
-        return absent if masks is None else masks
+        masks = None
+        if batches and self.open() and (left := until - time.monotonic()) > 0:
+            masks = self._attempt(
+                "exists", lambda: _masks(self._store.exists(batches, left), batches)
+            )
+        if masks is None:
+            return [np.zeros(len(batch.hashes), dtype=np.bool_) for batch in batches]
+        return masks
 
     def _open(self) -> bool:
         self._pools.open()
