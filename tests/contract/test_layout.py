@@ -532,7 +532,7 @@ def test_heads_are_split_in_page_head_alone() -> None:
 class OneBufferStore(MemoryStore):
     @property
     def caps(self) -> Caps:
-        return Caps(max_components=1, needs_registration=True)
+        return Caps(max_components=1)
 
 
 class OneBufferBackend(MemoryBackend):

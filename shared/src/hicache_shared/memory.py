@@ -45,7 +45,7 @@ class MemoryStore:
 
     @property
     def caps(self) -> Caps:
-        return Caps(max_components=None, needs_registration=True)
+        return Caps(max_components=None)
 
     def open(self, pools: Sequence[StoredPool]) -> None:
         for pool in pools:

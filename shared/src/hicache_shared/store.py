@@ -85,11 +85,9 @@ class Caps:
 
     Attributes:
         max_components: most buffers one object can be made of; None is no limit.
-        needs_registration: whether host memory must be registered before it is used.
     """
 
     max_components: int | None = 1
-    needs_registration: bool = False
 
 
 Presence = list[bool] | npt.NDArray[np.bool_]

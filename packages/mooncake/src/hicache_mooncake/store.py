@@ -52,7 +52,7 @@ class MooncakeStore:
     See :class:`hicache_shared.store.PageStore` for what holds of every method.
     """
 
-    caps = Caps(max_components=None, needs_registration=True)
+    caps = Caps(max_components=None)
 
     def __init__(self, client: MooncakeClient, *, retry_start_s: float = 0.02) -> None:
         """Take over a connected client, which :meth:`close` closes."""
