@@ -10,7 +10,6 @@ the native client. Figures are medians of several calls on one machine, so read 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import statistics
 import time
@@ -28,7 +27,7 @@ from hicache_mooncake.store import MooncakeStore
 from hicache_shared.contract import PoolHitPolicy, PoolTransfer
 from hicache_shared.hostpool import AssembledModel, build, preset
 from hicache_shared.testing.harness import storage_config
-from hicache_shared.testing.rank import register
+from hicache_shared.testing.rank import chain, register
 
 CHAIN_PAGES = 2048
 REPEATS = 15
@@ -88,10 +87,6 @@ def timed_backend(model: AssembledModel) -> Iterator[tuple[MooncakeBackend, Time
         yield backend, timed
         backend.close()
         client.close()
-
-
-def chain(pages: int, salt: str) -> list[str]:
-    return [hashlib.sha256(f"{salt}/{page}".encode()).hexdigest() for page in range(pages)]
 
 
 def questions(model: AssembledModel) -> list[PoolTransfer]:
