@@ -189,7 +189,11 @@ def slots_like(buffer: Any, slots: npt.NDArray[np.int64]) -> Any:
     return buffer.new_empty(0).long().new_tensor(slots)
 
 
-def aligned_bytes(nbytes: int, alignment: int = 4096) -> npt.NDArray[np.uint8]:
+ALIGNMENT = 4096
+"""Bytes at whose multiples fresh memory starts, as direct I/O wants it."""
+
+
+def aligned_bytes(nbytes: int, alignment: int = ALIGNMENT) -> npt.NDArray[np.uint8]:
     """Fresh zeroed host memory, ``uint8[nbytes]``, its start a multiple of ``alignment`` bytes."""
     raw = np.zeros(nbytes + alignment, dtype=np.uint8)
     start = -raw.ctypes.data % alignment

@@ -9,13 +9,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from hicache_shared.hostmem import ALIGNMENT, aligned_bytes
 from hicache_shared.hostpool import AssembledModel, HostPool, ModelSpec, build, page_views
-from hicache_shared.hostpool.memory import ALIGNMENT, ByteArray
+from hicache_shared.hostpool.memory import ByteArray
 
 Page: TypeAlias = list[ByteArray]
 """A page's bytes, component by component."""
 
-MARGIN = 4096
+MARGIN = ALIGNMENT
 """Bytes around each buffer that belong to no pool and must not change."""
 
 PERIOD = 65_521
@@ -72,10 +73,9 @@ class Host:
         self.places = self._places()
 
     def _allocate(self, nbytes: int) -> ByteArray:
-        array = np.empty(nbytes + 2 * MARGIN + ALIGNMENT, dtype=np.uint8)
+        array = aligned_bytes(nbytes + 2 * MARGIN)
         self._arrays.append(array)
-        start = MARGIN + -(array.ctypes.data + MARGIN) % ALIGNMENT
-        return array[start : start + nbytes]
+        return array[MARGIN : MARGIN + nbytes]
 
     def _places(self) -> Places:
         """Pools with slots of their own get an order of their own, so that a mix-up shows."""

@@ -1,5 +1,6 @@
 """Reference host pools over numpy: what a storage backend sees of SGLang, without SGLang."""
 
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.assemble import (
     AssembledModel,
     ModelSpec,
@@ -14,7 +15,7 @@ from hicache_shared.hostpool.dsa import DSAIndexerGeometry, DSAIndexerHostPool
 from hicache_shared.hostpool.group import HostPoolGroup, PoolEntry
 from hicache_shared.hostpool.logical import LogicalGeometry, LogicalHostPool
 from hicache_shared.hostpool.mamba import MambaGeometry, MambaHostPool
-from hicache_shared.hostpool.memory import Allocate, DType, aligned_bytes, dtype_of
+from hicache_shared.hostpool.memory import Allocate, DType, dtype_of
 from hicache_shared.hostpool.mha import AsymmetricMHAHostPool, MHAGeometry, MHAHostPool
 from hicache_shared.hostpool.mla import MLAGeometry, MLAHostPool
 from hicache_shared.hostpool.models import (

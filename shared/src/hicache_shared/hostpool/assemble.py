@@ -7,13 +7,14 @@ from typing import TypeAlias
 
 from hicache_shared.contract import PoolHitPolicy, PoolName, SidecarPoolSpec
 from hicache_shared.errors import LayoutError, UnknownPoolError
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.base import LEGAL_LAYOUTS, check_layout
 from hicache_shared.hostpool.deepseek_v4 import V4Geometry
 from hicache_shared.hostpool.dsa import DSAIndexerGeometry
 from hicache_shared.hostpool.group import HostPoolGroup, PoolEntry
 from hicache_shared.hostpool.logical import LogicalGeometry
 from hicache_shared.hostpool.mamba import MambaGeometry
-from hicache_shared.hostpool.memory import Allocate, aligned_bytes
+from hicache_shared.hostpool.memory import Allocate
 from hicache_shared.hostpool.mha import MHAGeometry
 from hicache_shared.hostpool.mla import MLAGeometry
 from hicache_shared.layout import MEMORY_LAYOUTS

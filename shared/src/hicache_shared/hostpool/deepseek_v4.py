@@ -8,14 +8,9 @@ from typing import Any
 import numpy as np
 
 from hicache_shared.errors import LayoutError
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.base import HostPool
-from hicache_shared.hostpool.memory import (
-    Allocate,
-    AnyArray,
-    ByteArray,
-    IndexArray,
-    aligned_bytes,
-)
+from hicache_shared.hostpool.memory import Allocate, AnyArray, ByteArray, IndexArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.base import BlockPool
-from hicache_shared.hostpool.memory import Allocate, AnyArray, aligned_bytes, dtype_of
+from hicache_shared.hostpool.memory import Allocate, AnyArray, dtype_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from hicache_shared.errors import LayoutError
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.base import HostPool, PageMeta
-from hicache_shared.hostpool.memory import (
-    Allocate,
-    AnyArray,
-    ByteArray,
-    aligned_bytes,
-    dtype_of,
-)
+from hicache_shared.hostpool.memory import Allocate, AnyArray, ByteArray, dtype_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,6 @@ ByteArray: TypeAlias = npt.NDArray[np.uint8]
 Allocate: TypeAlias = Callable[[int], ByteArray]
 """Gives a writable, contiguous ``uint8[n]`` for a number of bytes."""
 
-ALIGNMENT = 4096
-"""Bytes at whose multiples the default memory starts, as direct I/O wants it."""
-
 _ITEMSIZES = {
     "bfloat16": 2,
     "float16": 2,
@@ -64,13 +61,6 @@ def dtype_of(name: str) -> DType:
     if name not in _ITEMSIZES:
         raise LayoutError(f"unknown dtype {name!r}; known are {', '.join(sorted(_ITEMSIZES))}")
     return DType(name, _ITEMSIZES[name])
-
-
-def aligned_bytes(nbytes: int) -> ByteArray:
-    """Zeroed host memory that starts at a multiple of :data:`ALIGNMENT`."""
-    raw = np.zeros(nbytes + ALIGNMENT, dtype=np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + nbytes]
 
 
 def new_array(shape: tuple[int, ...], dtype: DType, allocate: Allocate) -> AnyArray:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from hicache_shared.errors import LayoutError
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.base import BlockPool, HostPool, PageMeta
-from hicache_shared.hostpool.memory import Allocate, AnyArray, aligned_bytes
+from hicache_shared.hostpool.memory import Allocate, AnyArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.hostpool.base import BlockPool
-from hicache_shared.hostpool.memory import Allocate, AnyArray, aligned_bytes
+from hicache_shared.hostpool.memory import Allocate, AnyArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
