@@ -28,6 +28,7 @@ import importlib
 import json
 import logging
 import math
+import re
 import statistics
 import sys
 import tempfile
@@ -64,11 +65,15 @@ STORE = {
     "posix_io_engine": "psync",
     "io_direct": False,
     "posix_data_trans_concurrency": 4,
-    "posix_lookup_concurrency": 1,
     "data_dir_shard_bytes": 2,
-    "timeout_ms": 0,
 }
 """PosixStore's settings, for both."""
+
+PEER_STORE = {"posix_lookup_concurrency": 1, "timeout_ms": 0, "store_health": {"enabled": False}}
+"""Settings that hicache-ucm always makes."""
+
+BLOCK = re.compile("[0-9a-f]{32}")
+"""The file name of a block; of whatever else is in a root, nothing is removed."""
 
 SMALL_BYTES = 64 << 20
 """Calls that move less are repeated twice as often."""
@@ -289,7 +294,7 @@ class Side:
     def wipe(self) -> None:
         """Remove the stored blocks, so that memory and disk stay small."""
         for path in self.root.rglob("*"):
-            if path.is_file() and not any(".ucm" in part for part in path.parts):
+            if BLOCK.fullmatch(path.name):
                 path.unlink()
 
 
@@ -307,7 +312,8 @@ def ours(config: Any) -> Any:
 
 
 def our_extra(root: Path) -> dict[str, Any]:
-    return {"storage_backends": str(root), **STORE}
+    # The longest there is; the peer has none.
+    return {"root": str(root), "deadline_s": 10, **STORE}
 
 
 class Peer:
@@ -347,7 +353,7 @@ class Peer:
     def extra(self, root: Path) -> dict[str, Any]:
         connector = {
             "ucm_connector_name": "UcmPipelineStore",
-            "ucm_connector_config": {"storage_backends": str(root), **STORE},
+            "ucm_connector_config": {"storage_backends": str(root), **STORE, **PEER_STORE},
         }
         return {"kv_connector_extra_config": connector}
 
