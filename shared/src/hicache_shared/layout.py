@@ -11,6 +11,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from math import gcd
 from typing import Any
 
 import numpy as np
@@ -179,6 +180,12 @@ def flat_layout(name: str, pool: Any) -> PoolLayout:
     its buffers, so the two forms are different objects (see ``identity``).
     """
     return _staged(_look(name, pool))
+
+
+def equal_parts(component_bytes: Sequence[int]) -> tuple[int, int]:
+    """Bytes and number of the largest parts of one size that every component is made of."""
+    part_bytes = gcd(*component_bytes)
+    return part_bytes, sum(component_bytes) // part_bytes
 
 
 def buffers_of(name: str, pool: Any) -> list[Any]:

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 GROUP = "hicache.backends"
 """The entry-point group that adapters announce themselves in."""
 
-INSTALL: Mapping[str, str] = {"mooncake": "pip install 'hicache-mooncake[client]'"}
+INSTALL: Mapping[str, str] = {
+    "ucm": "pip install 'hicache-ucm[cu129]' (Python 3.12)",
+    "mooncake": "pip install 'hicache-mooncake[client]'",
+}
 """How to install each adapter that has a distribution of its own."""
 
 PREFERENCE = ("ucm", "mooncake", "umbp", "memory")
@@ -36,8 +39,8 @@ class ServeOptions:
 
     Attributes:
         store_bytes: bytes that will be stored at the same time.
-        master: ``host:port`` of a running server; None lets the plugin start one, where the
-            backend has a server.
+        master: where a store is to be used: ``host:port`` of a running server, or a folder.
+            None lets the plugin make one for the while.
     """
 
     store_bytes: int
@@ -54,7 +57,7 @@ class BackendPlugin:
         serve: while the context lasts there is a server; gives the extra config to use it.
             Raises ConfigError or BackendUnavailableError.
         launch_config: keys of the extra config that ``launch-args`` adds to SGLang's own,
-            from the address that ``--master`` gave, if any.
+            from what ``--master`` or ``--root`` gave, if anything.
         launch_hints: what the operator should look at before using these keys.
     """
 
@@ -75,7 +78,7 @@ class BackendPlugin:
 @contextmanager
 def _serve_memory(options: ServeOptions) -> Iterator[dict[str, Any]]:
     if options.master is not None:
-        raise ConfigError("backend 'memory' has no server; leave --master out")
+        raise ConfigError("backend 'memory' has no server; leave --master and --root out")
     yield {"shelf": f"hicache-{uuid4().hex}"}
 
 

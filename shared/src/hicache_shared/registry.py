@@ -17,6 +17,7 @@ from hicache_shared.identity import (
 from hicache_shared.layout import (
     Access,
     PoolLayout,
+    equal_parts,
     flat_layout,
     is_logical,
     layouts_of,
@@ -29,6 +30,9 @@ from hicache_shared.store import PageStore, StoredPool
 log = logging.getLogger(__name__)
 
 KV = str(PoolName.KV)
+
+SMALL_PART_BYTES = 8192
+"""A part costs a store a system call, about as long as it takes to copy this much."""
 
 
 class PoolRegistry:
@@ -156,6 +160,8 @@ class PoolRegistry:
                 first_shard=shards.first,
                 shard_count=shards.count,
             )
+            if any(self._too_fine(layout) for layout in layouts):
+                layouts = _flat_if_it_can(layouts, name, pool)
         for layout in layouts:
             self._check(layout)
         return RegisteredPool(
@@ -165,6 +171,14 @@ class PoolRegistry:
             page_slots=page_slots_of(pool),
             stored=tuple(self._stored(layout) for layout in layouts),
         )
+
+    def _too_fine(self, layout: PoolLayout) -> bool:
+        """Whether the store would cut pages into so many small parts that copying is faster."""
+        most = self._store.caps.max_unequal_parts
+        if most is None or len(set(layout.component_bytes)) == 1:
+            return False
+        part_bytes, parts = equal_parts(layout.component_bytes)
+        return parts > most and part_bytes < SMALL_PART_BYTES
 
     def _check(self, layout: PoolLayout) -> None:
         most = self._store.caps.max_components
@@ -209,6 +223,17 @@ class PoolRegistry:
                 for operation in OPERATIONS:
                     area = StagingArea(stored, self._store.register_memory)
                     self._staging[stored, operation] = area
+
+
+def _flat_if_it_can(
+    layouts: tuple[PoolLayout, ...], name: str, pool: Any
+) -> tuple[PoolLayout, ...]:
+    """The pool's flat form; its buffers where it has none (K and V of different head size)."""
+    try:
+        return (flat_layout(name, pool),)
+    except LayoutError as error:
+        log.warning("pool %r keeps to its many small parts a page: %s", name, error)
+        return layouts
 
 
 def anchor_of(pool: Any) -> Any:

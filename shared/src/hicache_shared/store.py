@@ -85,9 +85,13 @@ class Caps:
 
     Attributes:
         max_components: most buffers one object can be made of; None is no limit.
+        max_unequal_parts: of a store that writes an object in parts of one size: most parts
+            that a page is cut into where its components differ in size. Pages of more, if the
+            parts are small, come through a staging page. None is no limit.
     """
 
     max_components: int | None = 1
+    max_unequal_parts: int | None = None
 
 
 Presence = list[bool] | npt.NDArray[np.bool_]

@@ -42,7 +42,13 @@ MODELS = (
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 Master = Annotated[
     str | None,
-    typer.Option(metavar="HOST:PORT", help="Address of a server that runs; else one is started."),
+    typer.Option(
+        "--master",
+        "--root",
+        metavar="WHERE",
+        help="The store to use: host:port of a server that runs, or for ucm a folder. "
+        "Else one is made for the while.",
+    ),
 ]
 
 

@@ -1,0 +1,202 @@
+"""The suite on UCM's real PosixStore, on a memory file system and on a disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hicache_shared.contract import HiCacheStorageConfig
+from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_ucm import UcmBackend
+from hicache_ucm.client import Addresses, NativeError, NativeModule, NativeStore
+from hicache_ucm.config import UcmConfig
+from hicache_ucm.store import UcmStore
+from hicache_ucm.testing import RawUcm
+from tests.filesystems import fill, small_tmpfs, tmpfs_folder
+
+pytestmark = pytest.mark.backend("ucm")
+
+
+class WatchedNative(NativeStore):
+    """A native store whose calls raise while it is ``broken``, and can be held."""
+
+    def __init__(self, native: NativeStore, watch: Watch) -> None:
+        self._watched = native
+        self._watch = watch
+
+    def lookup(self, ids: bytes) -> npt.NDArray[np.bool_]:
+        self._watch.pass_by()
+        return self._watched.lookup(ids)
+
+    def load(self, ids: bytes, addresses: Addresses) -> int:
+        self._watch.pass_by()
+        return self._watched.load(ids, addresses)
+
+    def dump(self, ids: bytes, addresses: Addresses) -> int:
+        self._watch.pass_by()
+        return self._watched.dump(ids, addresses)
+
+    def wait(self, task: int) -> None:
+        try:
+            self._watched.wait(task)
+        except NativeError:
+            self._watch.failed()
+            raise
+
+    def close(self) -> None:
+        self._watched.close()
+
+
+class Watch:
+    """What a harness does to the native stores of its backends.
+
+    After a task that failed it removes the file that is named as ``ballast``.
+    """
+
+    def __init__(self) -> None:
+        self.broken = False
+        self.holding = Holding()
+        self.ballast: Path | None = None
+        self.refused = Event()
+
+    def pass_by(self) -> None:
+        if self.broken:
+            raise NativeError("-50002")
+        self.holding.pass_by()
+
+    def failed(self) -> None:
+        if self.ballast is not None:
+            self.ballast.unlink()
+            self.ballast = None
+            self.refused.set()
+
+
+class WatchedModule(NativeModule):
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def open(
+        self, folder: Path, *, tensor_bytes: int, tensors: int, settings: Mapping[str, Any]
+    ) -> NativeStore:
+        native = super().open(folder, tensor_bytes=tensor_bytes, tensors=tensors, settings=settings)
+        return WatchedNative(native, self._watch)
+
+
+class UcmHarness(Harness):
+    name = "ucm"
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._raw = RawUcm(root)
+        self._watch = Watch()
+        self._small: Path | None = None
+        # A file system of little space has to be mounted.
+        may_mount = os.geteuid() == 0
+        self.capabilities = Capabilities(
+            raw=True, limited=may_mount, faults=True, hold=True, relief=may_mount
+        )
+
+    def make(self, config: HiCacheStorageConfig) -> UcmBackend:
+        return self._watched(config, self._root)
+
+    def make_own(self, config: HiCacheStorageConfig) -> UcmBackend:
+        return UcmBackend(_rooted(config, self._root), {})
+
+    @contextmanager
+    def make_limited(
+        self, config: HiCacheStorageConfig, wanted_bytes: int
+    ) -> Iterator[tuple[UcmBackend, int]]:
+        with small_tmpfs(wanted_bytes) as (folder, capacity_bytes):
+            backend = self._watched(config, folder)
+            self._small = folder
+            try:
+                yield backend, capacity_bytes
+            finally:
+                self._small = None
+                backend.close()
+
+    @contextmanager
+    def relieve(self) -> Iterator[Event]:
+        watch = self._watch
+        if self._small is None:
+            raise RuntimeError("no limited store is open")
+        watch.refused.clear()
+        watch.ballast = self._small / "ballast"
+        fill(watch.ballast)
+        try:
+            yield watch.refused
+        finally:
+            watch.ballast = None
+
+    @contextmanager
+    def fault(self) -> Iterator[None]:
+        """UCM refuses, and the root is gone, as where its file system was unmounted."""
+        away = self._root.with_name(self._root.name + ".away")
+        self._root.rename(away)
+        self._watch.broken = True
+        try:
+            yield
+        finally:
+            self._watch.broken = False
+            away.rename(self._root)
+
+    def hold(self) -> AbstractContextManager[Event]:
+        return self._watch.holding.hold()
+
+    def forget(self) -> None:
+        for path in self._root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    def raw_keys(self) -> list[str]:
+        return self._raw.raw_keys()
+
+    def raw_get(self, key: str) -> bytes | None:
+        return self._raw.raw_get(key)
+
+    def raw_put(self, key: str, value: bytes) -> None:
+        self._raw.raw_put(key, value)
+
+    def raw_delete(self, key: str) -> None:
+        self._raw.raw_delete(key)
+
+    def _watched(self, config: HiCacheStorageConfig, root: Path) -> UcmBackend:
+        watch = self._watch
+
+        class Watched(UcmBackend):
+            def open_store(self, config: UcmConfig, storage_config: object) -> UcmStore:
+                return UcmStore(WatchedModule(watch), config)
+
+        return Watched(_rooted(config, root), {})
+
+
+def _rooted(config: HiCacheStorageConfig, root: Path) -> HiCacheStorageConfig:
+    return replace(config, extra_config={"root": str(root), **(config.extra_config or {})})
+
+
+@pytest.fixture(scope="module", params=["tmpfs", "disk"])
+def harness(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Harness]:
+    with ExitStack() as stack:
+        if request.param == "disk":
+            folder = tmp_path_factory.mktemp("ucm")
+        else:
+            folder = stack.enter_context(tmpfs_folder())
+        root = folder / "root"
+        root.mkdir()
+        yield stack.enter_context(UcmHarness(root))
+
+
+class TestUcm(BackendSuite):
+    pass
