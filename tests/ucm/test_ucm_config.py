@@ -31,7 +31,7 @@ def test_defaults_are_the_safe_ones() -> None:
 
 
 def test_the_root_must_be_given_and_absolute() -> None:
-    with pytest.raises(ConfigError, match="root: not given; .*HICACHE_UCM_ROOT"):
+    with pytest.raises(ConfigError, match=r"root: not given; .*HICACHE_UCM_ROOT"):
         load(UcmConfig, {}, {})
     with pytest.raises(ConfigError, match="expected an absolute path"):
         load(UcmConfig, {"root": "kvcache"}, {})
@@ -114,7 +114,7 @@ def test_two_builds_that_overwrite_each_other_are_named(monkeypatch: pytest.Monk
 def test_a_version_whose_lookup_stops_at_a_hole_is_refused(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    with pytest.raises(BackendUnavailableError, match="too old: 0.8.1 is needed"):
+    with pytest.raises(BackendUnavailableError, match=r"too old: 0\.8\.1 is needed"):
         look(monkeypatch, ["uc-manager-cuda-cu129"], version)
 
 
