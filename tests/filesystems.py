@@ -37,6 +37,16 @@ def small_tmpfs(nbytes: int) -> Iterator[tuple[Path, int]]:
             _run("umount", folder)
 
 
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    """A mounted file system that cannot be written for the while; needs root."""
+    _run("mount", "-o", "remount,ro", str(folder))
+    try:
+        yield
+    finally:
+        _run("mount", "-o", "remount,rw", str(folder))
+
+
 def fill(file: Path) -> None:
     """Let a file take all the space that its file system has left."""
     block = bytes(1 << 16)

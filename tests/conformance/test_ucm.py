@@ -26,6 +26,9 @@ from tests.filesystems import fill, small_tmpfs, tmpfs_folder
 
 pytestmark = pytest.mark.backend("ucm")
 
+MAY_MOUNT = os.geteuid() == 0
+"""A file system of little space has to be mounted."""
+
 
 class WatchedNative(NativeStore):
     """A native store whose calls raise while it is ``broken``, and can be held."""
@@ -95,17 +98,15 @@ class WatchedModule(NativeModule):
 
 class UcmHarness(Harness):
     name = "ucm"
+    capabilities = Capabilities(
+        raw=True, limited=MAY_MOUNT, faults=True, hold=True, relief=MAY_MOUNT
+    )
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._raw = RawUcm(root)
         self._watch = Watch()
         self._small: Path | None = None
-        # A file system of little space has to be mounted.
-        may_mount = os.geteuid() == 0
-        self.capabilities = Capabilities(
-            raw=True, limited=may_mount, faults=True, hold=True, relief=may_mount
-        )
 
     def make(self, config: HiCacheStorageConfig) -> UcmBackend:
         return self._watched(config, self._root)
@@ -181,7 +182,9 @@ class UcmHarness(Harness):
 
 
 def _rooted(config: HiCacheStorageConfig, root: Path) -> HiCacheStorageConfig:
-    return replace(config, extra_config={"root": str(root), **(config.extra_config or {})})
+    # Few folders, as each test makes and removes them for each pool.
+    ours = {"root": str(root), "data_dir_shard_bytes": 0}
+    return replace(config, extra_config={**ours, **(config.extra_config or {})})
 
 
 @pytest.fixture(scope="module", params=["tmpfs", "disk"])

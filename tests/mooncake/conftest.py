@@ -10,8 +10,8 @@ import pytest
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_mooncake.testing import RawMooncake
-from tests.mooncake.mooncake_pools import TestPool
 from tests.mooncake.mooncake_stores import connected, forget
+from tests.pools import TestPool
 
 _numbers = itertools.count()
 

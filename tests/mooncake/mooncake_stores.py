@@ -7,7 +7,7 @@ from hicache_mooncake.config import MooncakeConfig
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_shared.store import KeyBatch
-from tests.mooncake.mooncake_pools import TestPool
+from tests.pools import TestPool
 
 DEADLINE_S = 5.0
 

@@ -23,8 +23,8 @@ from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_shared.errors import BackendUnavailableError, ClearError
 from hicache_shared.store import Code
-from tests.mooncake.mooncake_pools import TestPool, hashes
 from tests.mooncake.mooncake_stores import connected, exists
+from tests.pools import TestPool, hashes
 
 pytestmark = [pytest.mark.backend("mooncake"), pytest.mark.faults]
 
@@ -256,7 +256,7 @@ def test_a_process_ends_cleanly_and_the_client_writes_nothing_to_standard_output
         """
         import sys
         from tests.mooncake.mooncake_stores import connected
-        from tests.mooncake.mooncake_pools import TestPool, hashes
+        from tests.pools import TestPool, hashes
         from types import SimpleNamespace
         store = connected(SimpleNamespace(address=sys.argv[1]), 16 << 20)
         pool = TestPool.make("hc1/exit", "kv", 4, (1000,))

@@ -15,8 +15,8 @@ from hicache_shared.errors import ClearError, LayoutError
 from hicache_shared.layout import layouts_of
 from hicache_shared.store import Code, StoredPool
 from tests.mooncake import mooncake_stores
-from tests.mooncake.mooncake_pools import FILL, ArrayPool, TestPool, hashes
 from tests.mooncake.mooncake_stores import forget
+from tests.pools import FILL, ArrayPool, TestPool, hashes
 
 pytestmark = pytest.mark.backend("mooncake")
 

@@ -83,15 +83,16 @@ class UcmConfig(CommonConfig):
         "psync",
         env="HICACHE_UCM_IO_ENGINE",
         example="psync",
-        description="UCM's I/O engine. aio is refused for pools with several buffers a page, "
-        "since it writes over the memory behind the first of them.",
+        description="UCM's I/O engine. aio goes past the page cache, with the same condition; and "
+        "it is refused for pools with several buffers a page, since it writes over the memory "
+        "behind the first of them.",
     )
     shared: bool = setting(
         True,
         env="HICACHE_UCM_SHARED",
         example=True,
         description="Keep two processes from writing one page at the same time, which UCM does "
-        "not. It needs file locks (fcntl) on the root; false is for a root that one process has "
+        "not. It needs file locks (fcntl) on the root; false is for a root that one rank has "
         "to itself.",
     )
     capacity: ByteSize = setting(

@@ -173,25 +173,25 @@ def check_root(root: Path, *, locks: bool) -> None:
         ) from error
     if not is_folder:
         raise BackendUnavailableError(f"root {str(root)!r} is no folder")
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise BackendUnavailableError(
+            f"root {str(root)!r} cannot be written to, and UCM finds no page on what it cannot "
+            "write; make it writable, or mount it so"
+        )
+    if locks:
+        _check_locks(root)
+
+
+def _check_locks(root: Path) -> None:
     try:
         with Claims(root / LOCK_FILE) as claims:
-            if locks:
-                claims.claim(bytes(KEY_BYTES))
+            claims.claim(bytes(KEY_BYTES))
     except OSError as error:
-        raise BackendUnavailableError(f"root {str(root)!r}: {_why_not(error)}") from error
-
-
-def _why_not(error: OSError) -> str:
-    if error.errno in (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-        return (
-            f"its file system has no locks ({error.strerror}), so two processes could write one "
-            "page at the same time; mount it with locks, or, if one process alone uses this "
-            'root, set "shared": false'
-        )
-    return (
-        f"nothing can be written there ({error.strerror}); UCM finds no page on what it cannot "
-        "write, so make it writable"
-    )
+        raise BackendUnavailableError(
+            f"root {str(root)!r}: its file system gives no locks ({error.strerror}), so two "
+            "processes could write one page at the same time; mount it with locks, or, if one "
+            'rank alone uses this root, set "shared": false'
+        ) from error
 
 
 def _size(path: str) -> int:

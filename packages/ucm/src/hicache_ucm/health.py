@@ -8,8 +8,12 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 logger = logging.getLogger(__name__)
+
+Operation = Literal["reading", "writing", "lookup"]
+"""A full disk can be read."""
 
 
 class Health:
@@ -28,7 +32,7 @@ class Health:
         self._numbers = itertools.count()
         self._running: dict[int, float] = {}
         self._hangs = False
-        self._fails = False
+        self._failing: set[Operation] = set()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -58,15 +62,17 @@ class Health:
             logger.warning("UCM: %s comes back", self._root)
         return hangs
 
-    def saw(self, failure: str | None) -> None:
-        """Take note of how a transfer went: why it failed, None where it did not."""
+    def saw(self, operation: Operation, failure: str | None) -> None:
+        """Take note of how an operation went: why it failed, None where it did not."""
         fails = failure is not None
         with self._lock:
-            changed, self._fails = fails is not self._fails, fails
-        if changed and fails:
-            logger.error("UCM: transfers on %s fail: %s", self._root, failure)
-        elif changed:
-            logger.warning("UCM: transfers on %s work again", self._root)
+            if fails is (operation in self._failing):
+                return
+            self._failing ^= {operation}
+        if fails:
+            logger.error("UCM: %s on %s fails: %s", operation, self._root, failure)
+        else:
+            logger.warning("UCM: %s on %s works again", operation, self._root)
 
     def good(self) -> bool:
-        return not self.hangs() and not self._fails
+        return not self.hangs() and not self._failing

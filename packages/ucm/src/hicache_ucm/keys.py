@@ -22,12 +22,13 @@ def block_ids(digest: bytes, hashes: Sequence[str]) -> bytes:
         digest: 16 bytes over everything that must match for bytes to be interchangeable.
         hashes: page hashes; SGLang's are 64 lower-case hex digits.
     """
-    joined = "".join(hashes)
-    raw = _unhex(joined) if set(map(len, hashes)) == {_HASH_CHARS} else None
-    if raw is None:
-        return b"".join(_hashed(digest, page) for page in hashes)
-    halves = np.frombuffer(raw, dtype=np.uint64).reshape(-1, 2, 2)
-    return (halves[:, 0] ^ halves[:, 1] ^ np.frombuffer(digest, dtype=np.uint64)).tobytes()
+    if set(map(len, hashes)) == {_HASH_CHARS} and (raw := _unhex("".join(hashes))) is not None:
+        halves = np.frombuffer(raw, dtype=np.uint64).reshape(-1, 2, 2)
+        return (halves[:, 0] ^ halves[:, 1] ^ np.frombuffer(digest, dtype=np.uint64)).tobytes()
+    if len(hashes) == 1:
+        return hashlib.blake2b(hashes[0].encode(), key=digest, digest_size=KEY_BYTES).digest()
+    # A key may not depend on the form of its neighbours.
+    return b"".join(block_ids(digest, [page]) for page in hashes)
 
 
 def _unhex(text: str) -> bytes | None:
@@ -38,7 +39,3 @@ def _unhex(text: str) -> bytes | None:
         return None
     # ``fromhex`` also takes capitals and skips spaces: two texts, one key.
     return raw if raw.hex() == text else None
-
-
-def _hashed(digest: bytes, page: str) -> bytes:
-    return hashlib.blake2b(page.encode(), key=digest, digest_size=KEY_BYTES).digest()

@@ -135,18 +135,19 @@ class Opener:
         )
 
     def _check(self, layout: PoolLayout) -> None:
-        shape = BlockShape.of(layout)
-        if self._config.posix_io_engine == "aio" and shape.parts > 1:
+        shape, config = BlockShape.of(layout), self._config
+        if config.posix_io_engine == "aio" and shape.parts > 1:
             raise ConfigError(
-                f"posix_io_engine: with 'aio' UCM would take all of a page of pool "
-                f"{layout.name!r} from behind its first buffer, and its pages have {shape.parts}; "
-                "use 'psync'" + _one_buffer(layout)
+                f"posix_io_engine: with 'aio' UCM takes all of a page from behind its first "
+                f"buffer, and pages of pool {layout.name!r} have {shape.parts}; use 'psync'"
+                + _one_buffer(layout)
             )
-        if self._config.io_direct and not _aligned(layout, shape):
+        if (config.io_direct or config.posix_io_engine == "aio") and not _aligned(layout, shape):
+            setting = "io_direct" if config.io_direct else "posix_io_engine='aio'"
             raise ConfigError(
-                f"io_direct: pages of pool {layout.name!r} are of {shape.parts} x "
+                f"{setting}: pages of pool {layout.name!r} are of {shape.parts} x "
                 f"{shape.part_bytes:,} bytes and lie where the pool has them; past the page cache "
-                f"goes only what is whole blocks of {DIRECT_BLOCK} bytes; leave io_direct out"
+                f"goes only what is whole blocks of {DIRECT_BLOCK} bytes; leave {setting} out"
             )
 
 

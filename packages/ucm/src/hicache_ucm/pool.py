@@ -55,7 +55,6 @@ class PoolStore:
         page_bytes: of a page, and so of a block.
         native: the PosixStore, which pools that are head shards of one share.
         removes: whether UCM removes its oldest pages.
-        proven: whether a page that UCM stored was seen where ``folder`` looks for it.
     """
 
     def __init__(
@@ -67,13 +66,13 @@ class PoolStore:
         self.folder = folder
         self.native = native
         self.removes = removes
-        self.proven = False
         self._digest = pool.digest
         shape = BlockShape.of(layout)
         counts = [nbytes // shape.part_bytes for nbytes in layout.component_bytes]
         self._components = np.repeat(np.arange(len(counts)), counts)
         offsets = [part * shape.part_bytes for count in counts for part in range(count)]
         self._offsets = np.array(offsets, dtype=np.uint64)
+        self._component_count = len(counts)
         self._one_a_component = max(counts) == 1
 
     def ids(self, hashes: Sequence[str]) -> bytes:
@@ -81,7 +80,7 @@ class PoolStore:
 
     def addresses(self, pages: list[int] | list[list[int]]) -> Addresses:
         """``uint64[pages, parts]``: where each part of each page lies."""
-        components = np.array(pages, dtype=np.uint64).reshape(len(pages), -1)
+        components = np.array(pages, dtype=np.uint64).reshape(len(pages), self._component_count)
         if self._one_a_component:
             return components
         return np.ascontiguousarray(components[:, self._components] + self._offsets)

@@ -34,9 +34,9 @@ def read(parts: Sequence[Part], health: Health) -> list[list[int]]:
                 errors = flight.one_by_one(chosen, flight.load, range(len(chosen)))
                 for i, error in zip(good, errors, strict=True):
                     codes[i] = _code_of(error)
-                health.saw(_worst(errors))
+                health.saw("reading", _worst(errors))
             elif good:
-                health.saw(None)
+                health.saw("reading", None)
             answers.append(codes)
     for part, codes in zip(parts, answers, strict=True):
         if part.pool.removes:

@@ -177,8 +177,9 @@ class UcmStore:
             try:
                 seen[start : start + LOOKUP_KEYS] = pool.native.lookup(some)
             except NativeError as error:
-                self._health.saw(f"pool {pool.name!r}, lookup: {error}")
-                break
+                self._health.saw("lookup", f"pool {pool.name!r}: {error}")
+                return seen
+        self._health.saw("lookup", None)
         return seen
 
     def _clean(self, folders: Sequence[Folder]) -> None:

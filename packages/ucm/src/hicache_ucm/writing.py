@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -16,10 +15,11 @@ from hicache_ucm.folder import Claims
 from hicache_ucm.health import Health
 from hicache_ucm.pool import Part, PoolStore
 
-logger = logging.getLogger(__name__)
-
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.08
+
+LATE_LOOK_S = 0.001
+"""Between two looks for what the aio engine has yet to name."""
 
 SPACE_WAIT_S = 1.0
 """How long a full disk is tried: what frees space looks for it every 30 s, and meanwhile
@@ -110,8 +110,8 @@ class Writer:
                     errors = flight.one_by_one(part, flight.dump, range(len(part)))
                 for i, code in zip(absent, _codes(errors, part.pool), strict=True):
                     work.codes[i] = code
-                self._check_stored(work, absent, until)
                 self._note(part, errors)
+                self._check_stored(work, absent, until)
 
     def _claim(self, work: _Work, held: ExitStack) -> list[int]:
         """Positions of the pages that nobody else is writing, and nobody will until the end."""
@@ -121,46 +121,45 @@ class Writer:
             keys = work.part.keys()
             return [i for i in work.todo if claims.claim(keys[i])]
         except OSError as error:
-            self._health.saw(f"{lock}: {error.strerror}")
+            self._health.saw("writing", f"{lock}: {error.strerror}")
             for i in work.todo:
                 work.codes[i] = _FAILED
             return []
 
     def _check_stored(self, work: _Work, chosen: Sequence[int], until: float) -> None:
-        """Look whether what UCM stored is where it is read from.
+        """Take back what UCM says is stored and is not.
 
-        One look a pool shows that files have the names that this adapter knows; only the aio
-        engine, which names them after it said they are stored, has to be watched.
+        It says so where giving a block its name failed; and the aio engine gives it only
+        afterwards, so that has to be waited for.
         """
         pool = work.part.pool
         stored = [i for i in chosen if work.codes[i] == _OK]
-        if not stored or (pool.proven and not self._late_commit):
+        if not stored:
             return
         ids = work.part.subset(stored).ids
-        while pool.page_bytes != min(pool.folder.sizes(ids)):
-            left = until - time.monotonic()
-            if not self._late_commit or left <= 0 or self._closing.wait(min(0.001, left)):
-                break
         sizes = pool.folder.sizes(ids)
-        for i, nbytes in zip(stored, sizes, strict=True):
-            if nbytes != pool.page_bytes:
-                work.codes[i] = _FAILED
-        if pool.page_bytes in sizes:
-            pool.proven = True
-        elif not self._late_commit:
-            logger.error(
-                "UCM stored pages of pool %r and not as %s; this adapter does not know the "
-                "files of the installed UCM, so nothing will be read from it",
-                pool.name,
-                pool.folder.blocks(ids)[0],
+        while self._late_commit and set(sizes) != {pool.page_bytes}:
+            left = until - time.monotonic()
+            if left <= 0 or self._closing.wait(min(LATE_LOOK_S, left)):
+                break
+            sizes = pool.folder.sizes(ids)
+        wrong = [i for i, nbytes in zip(stored, sizes, strict=True) if nbytes != pool.page_bytes]
+        for i in wrong:
+            work.codes[i] = _FAILED
+        if wrong:
+            (path,) = pool.folder.blocks(work.part.subset(wrong[:1]).ids)
+            self._health.saw(
+                "writing", f"UCM said that {len(wrong)} pages are stored; {path} is not there"
             )
 
     def _note(self, part: Part, errors: Sequence[NativeError | None]) -> None:
         failed = [error for error in errors if error is not None]
         if failed:
-            self._health.saw(f"pool {part.pool.name!r}, {len(failed)} pages: {failed[0]}")
+            self._health.saw(
+                "writing", f"pool {part.pool.name!r}, {len(failed)} pages: {failed[0]}"
+            )
         elif errors:
-            self._health.saw(None)
+            self._health.saw("writing", None)
 
 
 def _settle_present(work: _Work, mine: list[int]) -> list[int]:

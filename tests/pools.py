@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,8 @@ class TestPool:
     ) -> TestPool:
         arrays = ArrayPool(pages, component_bytes)
         (layout,) = layouts_of(name, arrays)
-        stored = StoredPool(layout, f"{namespace}/{name}-{'0' * 32}/", namespace, b"\0" * 16)
+        digest = blake2b(repr((namespace, name, component_bytes)).encode(), digest_size=16).digest()
+        stored = StoredPool(layout, f"{namespace}/{name}-{digest.hex()}/", namespace, digest)
         return cls(arrays, stored)
 
     def key(self, page_hash: str) -> str:
