@@ -92,7 +92,7 @@ def install(path: Path, version: str = DEFAULT_VERSION) -> bool:
     Raises:
         SetUpError: the machine or the environment does not fit, or a command fails.
     """
-    check_machine()
+    check_platform()
     environment = Environment(path)
     if Path(sys.prefix).resolve() == environment.path.resolve():
         raise SetUpError("run this with a Python outside the environment that it changes")
@@ -100,17 +100,18 @@ def install(path: Path, version: str = DEFAULT_VERSION) -> bool:
     record = Record(version, str(environment.base_python), glibc, _digest_of_installer())
     if _is_complete(environment, record):
         return False
+    check_programs()
     _remove(environment)
     _build(environment, record)
     environment.record.write_text(json.dumps(asdict(record)))
     return True
 
 
-def check_machine() -> None:
-    """Look whether the client can be installed on this machine.
+def check_platform() -> None:
+    """Look whether there can be a client for this machine.
 
     Raises:
-        SetUpError: it cannot; the message says what to do.
+        SetUpError: there cannot.
     """
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
@@ -119,6 +120,14 @@ def check_machine() -> None:
             "alone: use such a machine"
         )
     debian.distribution_name()
+
+
+def check_programs() -> None:
+    """Look whether the programs that the installation runs are there.
+
+    Raises:
+        SetUpError: some are not; the message says how to get them.
+    """
     missing = [package for name, package in PROGRAMS.items() if shutil.which(name) is None]
     if missing:
         raise SetUpError(f"programs are missing; as root, run: apt-get install {' '.join(missing)}")
@@ -130,7 +139,7 @@ def _is_complete(environment: Environment, record: Record) -> bool:
         if json.loads(environment.record.read_text()) != asdict(record):
             return False
         _import_client(environment)
-    except (FileNotFoundError, SetUpError):
+    except (FileNotFoundError, ValueError, SetUpError):
         return False
     return True
 
@@ -138,10 +147,8 @@ def _is_complete(environment: Environment, record: Record) -> bool:
 def _remove(environment: Environment) -> None:
     """Remove what an earlier run made, after the Python that may need it."""
     if environment.folder.exists():
-        plain = environment.folder / PYTHON
-        plain.unlink(missing_ok=True)
-        plain.symlink_to(environment.base_python)
-        _put_python(environment, plain)
+        environment.record.unlink(missing_ok=True)
+        _put_python(environment, _link(environment.folder / PYTHON, environment.base_python))
         shutil.rmtree(environment.folder)
 
 
@@ -153,7 +160,7 @@ def _build(environment: Environment, record: Record) -> None:
     # The client names the RE2 of the machine that it was built on, and uses none of it.
     re2 = environment.libraries / debian.LIBRARIES / "libre2.so.10"
     if not re2.exists():
-        re2.symlink_to("libre2.so.9")
+        _link(re2, "libre2.so.9")
     newer_c_library = tuple(map(int, record.glibc.split("."))) < NEEDED_GLIBC
     if newer_c_library:
         debian.unpack(distribution.newer, debian.C_LIBRARY, environment.c_library)
@@ -183,12 +190,17 @@ def _python_on_newer_c_library(environment: Environment) -> Path:
 
 
 def _put_python(environment: Environment, python: Path) -> None:
-    """Make a file in the environment's folder its Python, at once and under every name."""
+    """Make a file from the environment's folder its Python, under every name."""
     python.replace(environment.python)
     for name in ("python3", "python"):
-        link = environment.folder / name
-        link.symlink_to(PYTHON)
-        link.replace(environment.python.with_name(name))
+        _link(environment.folder / name, PYTHON).replace(environment.python.with_name(name))
+
+
+def _link(path: Path, target: Path | str) -> Path:
+    """A link in the place of whatever an interrupted run left there."""
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+    return path
 
 
 def _link_client(environment: Environment, newer_c_library: bool) -> None:

@@ -37,7 +37,9 @@ HSA = Runtime("libhsa-runtime64.so.1", r"hsa_\w+", (0x1008, "HSA_STATUS_ERROR_OU
 RUNTIMES = (HIP, HSA)
 
 OTHERWISE = {
-    "hipGetErrorString": f'const char *hipGetErrorString(int e) {{ return "{MESSAGE}"; }}',
+    "hipGetErrorString": (
+        f'const char *hipGetErrorString(int error) {{ return error ? "{MESSAGE}" : "no error"; }}'
+    ),
     "hipGetDeviceCount": "int hipGetDeviceCount(int *count) { *count = 0; return 100; }",
     "hipGetLastError": "int hipGetLastError(void) { return 0; }",
     # hipErrorInvalidValue is HIP's own answer for memory that it does not know.
@@ -76,8 +78,8 @@ def c_source(runtime: Runtime, symbols: Symbols) -> str:
     """One function a symbol."""
     value, error = runtime.answer
     names = [name for version in symbols.values() for name in version]
-    plain = "int {name}(void) {{ return {value}; /* {error} */ }}"
-    lines = [OTHERWISE.get(n, plain.format(name=n, value=value, error=error)) for n in names]
+    plain = {name: f"int {name}(void) {{ return {value}; /* {error} */ }}" for name in names}
+    lines = [OTHERWISE.get(name, plain[name]) for name in names]
     return "\n".join(lines) + "\n"
 
 
@@ -88,19 +90,24 @@ def version_script(symbols: Symbols) -> str:
 
 
 def build(folder: Path, objects: Iterable[Path]) -> None:
-    """Write the stand-ins that the objects need into a folder, beside their sources.
+    """Write the stand-ins that the objects need into a folder, with their sources.
 
     Raises:
         SetUpError: ``nm`` or ``gcc`` fails.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     listing = run("nm", "--dynamic", "--undefined-only", *objects)
     for runtime in RUNTIMES:
-        symbols = needed_symbols(runtime, listing)
-        source = folder / f"{runtime.soname}.c"
-        script = folder / f"{runtime.soname}.map"
-        source.write_text(c_source(runtime, symbols))
-        script.write_text(version_script(symbols))
-        options = ["-shared", "-fPIC", "-nostdlib", "-fno-builtin", "-w"]
-        linker = [f"-Wl,-soname,{runtime.soname}", f"-Wl,--version-script,{script}"]
-        run("gcc", *options, *linker, "-o", folder / runtime.soname, source)
+        link(folder, runtime, needed_symbols(runtime, listing))
+
+
+def link(folder: Path, runtime: Runtime, symbols: Symbols) -> None:
+    """Write the stand-in of one library into a folder, which is made if absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / runtime.soname
+    source = folder / f"{runtime.soname}.c"
+    script = folder / f"{runtime.soname}.map"
+    source.write_text(c_source(runtime, symbols))
+    script.write_text(version_script(symbols))
+    options = ["-shared", "-fPIC", "-nostdlib", "-fno-builtin", "-w"]
+    options += [f"-Wl,-soname,{runtime.soname}", f"-Wl,--version-script,{script}"]
+    run("gcc", *options, "-o", library, source)
