@@ -224,6 +224,7 @@ class Adapter:
 
 ADAPTERS = {
     "mooncake": Adapter("packages/mooncake", mooncake_client, PYTHONS),
+    "umbp": Adapter("packages/umbp", umbp_client, ["3.12"]),
 }
 
 
