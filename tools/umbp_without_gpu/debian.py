@@ -95,15 +95,33 @@ def archive_address(uris: str) -> str:
     return str(addresses[0])
 
 
-def unpack(release: str, packages: tuple[str, ...], target: Path) -> None:
-    """Download packages of a release and unpack them into a folder, made if absent.
+def unpack_libraries(target: Path) -> None:
+    """Unpack the libraries that the client was linked with into a folder.
 
     Raises:
         SetUpError: the archive cannot be reached or lacks a package.
     """
+    distribution = DISTRIBUTIONS[distribution_name()]
+    _unpack(distribution.release, distribution.libraries, target)
+    # The client names RE2 as Ubuntu does, and uses none of it.
+    re2 = target / LIBRARIES / "libre2.so.10"
+    if not re2.exists():
+        re2.symlink_to("libre2.so.9")
+
+
+def unpack_c_library(target: Path) -> None:
+    """Unpack a C library that is new enough for the client into a folder.
+
+    Raises:
+        SetUpError: the archive cannot be reached or lacks a package.
+    """
+    _unpack(DISTRIBUTIONS[distribution_name()].newer, C_LIBRARY, target)
+
+
+def _unpack(release: str, packages: tuple[str, ...], target: Path) -> None:
     name = distribution_name()
     address = archive_address(run("apt-get", "update", "--print-uris"))
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(parents=True)
     with tempfile.TemporaryDirectory(dir=target) as folder:
         work = Path(folder)
         keys = f"/usr/share/keyrings/{name}-archive-keyring.gpg"
