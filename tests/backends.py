@@ -15,7 +15,7 @@ import pytest
 
 REQUIRE = "HICACHE_REQUIRE_BACKEND"
 
-CLIENTS = {"mooncake": "mooncake"}
+CLIENTS = {"mooncake": "mooncake", "umbp": "mori"}
 """Backends that need a native client, and the client's import package."""
 
 
