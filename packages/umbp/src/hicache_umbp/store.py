@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -199,13 +198,15 @@ class UmbpStore:
             todo = sorted(first.values())
         codes = [int(Code.NO_SPACE)] * len(pages.keys)
         pause, stalled = self._retry_start_s, time.monotonic() + STALL_S
-        for rounds in itertools.count(1):
-            answers = self._put_once(client, pages, depths, todo)
-            left = [i for i, code in zip(todo, answers, strict=True) if code != _OK]
-            for i, code in zip(todo, answers, strict=True):
-                codes[i] = code
+        stored: list[int] = []
+        while True:
+            stored, lost = self._put_once(client, pages, depths, todo, stored)
+            taken = set(stored)
+            left = [i for i in todo if i not in taken]
+            if client is not self._session.client():
+                return [int(Code.UNAVAILABLE)] * len(codes)
             now = time.monotonic()
-            if not left or int(Code.UNAVAILABLE) in answers or now >= until:
+            if not left or lost or now >= until:
                 break
             if len(left) < len(todo):
                 # The client makes space at the end of a put that found none.
@@ -215,34 +216,37 @@ class UmbpStore:
             else:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
             todo = left
-        if rounds > 1:
-            self._recheck(client, pages, codes)
-        return [codes[first[key]] for key in pages.keys]
-
-    def _recheck(self, client: UmbpClient, pages: Pages, codes: list[int]) -> None:
-        """Ask again for what an earlier round stored: a later one may have evicted it."""
-        stored = [i for i, code in enumerate(codes) if code == _OK]
-        there = self._exists(client, [pages.keys[i] for i in stored])
-        for i, is_there in zip(stored, there, strict=True):
-            if not is_there:
-                codes[i] = int(Code.NO_SPACE)
+        for i in stored:
+            codes[i] = _OK
+        return codes if len(first) == len(codes) else [codes[first[key]] for key in pages.keys]
 
     def _put_once(
-        self, client: UmbpClient, pages: Pages, depths: list[int] | None, todo: list[int]
-    ) -> list[int]:
-        """One native put, then the question what of it is there; a code an object.
+        self,
+        client: UmbpClient,
+        pages: Pages,
+        depths: list[int] | None,
+        todo: list[int],
+        stored: list[int],
+    ) -> tuple[list[int], bool]:
+        """One native put of ``todo``, then the question what is there.
 
         Neither answer of a put is believed: True is also said of what is evicted at once,
         and False of a page that another thread is storing.
+
+        Returns:
+            What is there of ``todo`` and of ``stored``, which earlier puts of the call left;
+            and whether this one evicted any of that, for then the store cannot hold them all.
         """
         whole = len(todo) == len(pages.keys)
         some = pages if whole else pages.subset(todo)
         deep = depths if depths is None or whole else [depths[i] for i in todo]
         client.put(some, deep)
-        there = client.exists(some.keys)
-        if self._note(client, there):
-            return [int(Code.UNAVAILABLE)] * len(todo)
-        return [_OK if answer else int(Code.NO_SPACE) for answer in there]
+        asked = stored + todo
+        there = self._exists(client, some.keys if whole else [pages.keys[i] for i in asked])
+        if False not in there:
+            return asked, False
+        lost = False in there[: len(stored)]
+        return [i for i, is_there in zip(asked, there, strict=True) if is_there], lost
 
     # -- one call ---------------------------------------------------------------------------
 
@@ -307,7 +311,7 @@ class UmbpStore:
         return self._session.healthy()
 
     def close(self) -> None:
-        """Deregister all memory and let go of the client."""
+        """Let go of the client, and with it of the memory's registrations."""
         self._closing.set()
         self._session.close()
 
