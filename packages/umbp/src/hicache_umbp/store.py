@@ -192,30 +192,30 @@ class UmbpStore:
         self, client: UmbpClient, pages: Pages, depths: list[int] | None, until: float
     ) -> list[int]:
         """Put objects until each is there, no more come in, or time is over; a code each."""
-        first = dict(zip(reversed(pages.keys), range(len(pages.keys) - 1, -1, -1), strict=True))
-        todo = list(range(len(pages.keys)))
-        if len(first) < len(todo):
-            todo = sorted(first.values())
+        first: dict[str, int] = {}
+        for i, key in enumerate(pages.keys):
+            first.setdefault(key, i)
+        todo = list(first.values())
         codes = [int(Code.NO_SPACE)] * len(pages.keys)
         pause, stalled = self._retry_start_s, time.monotonic() + STALL_S
         stored: list[int] = []
+        most = 0
         while True:
-            stored, lost = self._put_once(client, pages, depths, todo, stored)
-            taken = set(stored)
-            left = [i for i in todo if i not in taken]
+            stored = self._put_once(client, pages, depths, todo, stored)
             if client is not self._session.client():
                 return [int(Code.UNAVAILABLE)] * len(codes)
             now = time.monotonic()
-            if not left or lost or now >= until:
+            if len(stored) == len(first) or now >= until:
                 break
-            if len(left) < len(todo):
+            if len(stored) > most:
                 # The client makes space at the end of a put that found none.
-                pause, stalled = self._retry_start_s, now + STALL_S
+                most, pause, stalled = len(stored), self._retry_start_s, now + STALL_S
             elif now >= stalled or self._closing.wait(min(pause, until - now)):
                 break
             else:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-            todo = left
+            taken = set(stored)
+            todo = [i for i in first.values() if i not in taken]
         for i in stored:
             codes[i] = _OK
         return codes if len(first) == len(codes) else [codes[first[key]] for key in pages.keys]
@@ -227,15 +227,15 @@ class UmbpStore:
         depths: list[int] | None,
         todo: list[int],
         stored: list[int],
-    ) -> tuple[list[int], bool]:
+    ) -> list[int]:
         """One native put of ``todo``, then the question what is there.
 
         Neither answer of a put is believed: True is also said of what is evicted at once,
         and False of a page that another thread is storing.
 
         Returns:
-            What is there of ``todo`` and of ``stored``, which earlier puts of the call left;
-            and whether this one evicted any of that, for then the store cannot hold them all.
+            What is there of ``todo``, and of ``stored`` by earlier puts of the call, which a
+            later one may evict.
         """
         whole = len(todo) == len(pages.keys)
         some = pages if whole else pages.subset(todo)
@@ -244,9 +244,8 @@ class UmbpStore:
         asked = stored + todo
         there = self._exists(client, some.keys if whole else [pages.keys[i] for i in asked])
         if False not in there:
-            return asked, False
-        lost = False in there[: len(stored)]
-        return [i for i, is_there in zip(asked, there, strict=True) if is_there], lost
+            return asked
+        return [i for i, is_there in zip(asked, there, strict=True) if is_there]
 
     # -- one call ---------------------------------------------------------------------------
 
