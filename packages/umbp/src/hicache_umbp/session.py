@@ -45,6 +45,7 @@ class Mode:
         reconnects: whether a fresh client is made after the server was away.
         registers: whether host memory is registered.
         must_register: whether there is no other path for memory that cannot be.
+        remote: whether an object that is there may be out of reach, on another machine.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Mode:
     reconnects: bool = False
     registers: bool = True
     must_register: bool = False
+    remote: bool = False
 
 
 class Session:
@@ -214,7 +216,7 @@ class Session:
                 if silent:
                     client.leak()
         name = self.mode.peer.name if self.mode.peer is not None else self.mode.name
-        logger.error("UMBP server %s %s; pages count as missing until it is back", name, why)
+        logger.error("UMBP server %s %s; pages count as missing until then", name, why)
 
     def _register(self, client: UmbpClient, region: Region) -> None:
         try:

@@ -156,11 +156,12 @@ class UmbpStore:
         codes = [_OK if good else int(Code.MISSING) for good in right]
         if self._note(client, answers):
             return [int(Code.UNAVAILABLE)] * len(codes)
+        there_and_not_read = Code.FAILED if self._session.mode.remote else Code.WRONG_SIZE
         failed = [i for i, good in enumerate(right) if not good]
         there = client.exists([pages.keys[i] for i in failed])
         for i, is_there in zip(failed, there, strict=True):
             if is_there:
-                codes[i] = int(Code.WRONG_SIZE)
+                codes[i] = int(there_and_not_read)
         return codes
 
     # -- put ------------------------------------------------------------------------------
