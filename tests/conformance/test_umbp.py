@@ -31,8 +31,14 @@ from hicache_umbp.testing import RawUmbp
 pytestmark = pytest.mark.backend("umbp")
 
 CAPACITY = 768 << 20
+SMALL = 16 << 20
+"""Of a limited store: one evicts to make room for its largest page, so it holds some."""
+
 PAGE_BYTES = 16 << 10
 """One client serves the models of all tests, so its page fits none in particular."""
+
+ROOMY = {"UMBP_DRAM_HIGH_WM": "0.8", "UMBP_DRAM_LOW_WM": "0.7"}
+"""Watermarks above which the largest page of the suite fits into a small store."""
 
 NEVER_EVICTS = 1.0
 """A watermark that is never passed: the store is full for good."""
@@ -48,6 +54,9 @@ class LentClient(RawUmbp):
         super().__init__(client, **how)
         self.broken = False
         self.holding = Holding()
+
+    def renew(self, client: UmbpClient) -> None:
+        self.client, self._own = client, None
 
     def exists(self, keys: list[str]) -> list[bool]:
         self._pass()
@@ -191,8 +200,9 @@ class EmbeddedHarness(UmbpHarness):
     def make_limited(
         self, config: HiCacheStorageConfig, wanted_bytes: int
     ) -> Iterator[tuple[UmbpBackend, int]]:
-        with self._limited_backend(config, {"dram_capacity_bytes": wanted_bytes}) as backend:
-            yield backend, wanted_bytes
+        capacity = max(wanted_bytes, SMALL)
+        with self._limited_backend(config, {"dram_capacity_bytes": capacity}) as backend:
+            yield backend, capacity
 
     @contextmanager
     def full_client(self, session: Session) -> Iterator[UmbpClient]:
@@ -207,6 +217,8 @@ class EmbeddedHarness(UmbpHarness):
 
 
 class StandaloneHarness(UmbpHarness):
+    """The client is made anew after each test, since it lets go of no memory before its end."""
+
     name = "umbp-standalone"
 
     def __init__(self) -> None:
@@ -221,11 +233,12 @@ class StandaloneHarness(UmbpHarness):
     def make_limited(
         self, config: HiCacheStorageConfig, wanted_bytes: int
     ) -> Iterator[tuple[UmbpBackend, int]]:
+        capacity = max(wanted_bytes, SMALL)
         with (
-            UmbpServer(capacity_bytes=wanted_bytes, page_bytes=PAGE_BYTES) as server,
+            UmbpServer(capacity_bytes=capacity, page_bytes=PAGE_BYTES, options=ROOMY) as server,
             self._limited_backend(config, {"standalone_address": server.address}) as backend,
         ):
-            yield backend, wanted_bytes
+            yield backend, capacity
 
     @contextmanager
     def full_client(self, session: Session) -> Iterator[UmbpClient]:
@@ -236,6 +249,9 @@ class StandaloneHarness(UmbpHarness):
             for region in session._regions:
                 client.register(region.address, region.nbytes)
             yield client
+
+    def forget(self) -> None:
+        self._lent.renew(client_of(self._settings))
 
     def close(self) -> None:
         self._server.stop()

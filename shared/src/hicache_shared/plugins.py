@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 GROUP = "hicache.backends"
 """The entry-point group that adapters announce themselves in."""
 
-INSTALL: Mapping[str, str] = {"mooncake": "pip install 'hicache-mooncake[client]'"}
+INSTALL: Mapping[str, str] = {
+    "mooncake": "pip install 'hicache-mooncake[client]'",
+    "umbp": "pip install 'hicache-umbp[client]'",
+}
 """How to install each adapter that has a distribution of its own."""
 
 PREFERENCE = ("ucm", "mooncake", "umbp", "memory")

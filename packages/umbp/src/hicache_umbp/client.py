@@ -55,7 +55,6 @@ class Native(Protocol):
         src_offsets: list[list[int]],
     ) -> list[bool]: ...
     def register_memory(self, ptr: int, size: int) -> bool: ...
-    def deregister_memory(self, ptr: int) -> None: ...
 
 
 def native_module() -> Any:
@@ -134,9 +133,6 @@ class UmbpClient:
                 where the server does not answer.
         """
         return bool(self._native.register_memory(address, nbytes))
-
-    def deregister(self, address: int) -> None:
-        self._native.deregister_memory(address)
 
     def leak(self) -> None:
         """Keep the native client for ever, since its end would wait for a frozen server.

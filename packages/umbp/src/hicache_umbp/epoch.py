@@ -103,7 +103,7 @@ class SharedEpochs:
 
     def _check_shared(self) -> None:
         """A socket that was mounted alone lies on another device than the folder around it."""
-        if os.stat(self._socket).st_dev != os.stat(self._socket.parent).st_dev:  # noqa: PTH116
+        if device_of(self._socket) != device_of(self._socket.parent):
             raise ClearError(
                 f"UMBP cannot clear: {self._socket} is mounted without its folder, so other "
                 "clients of the server would not see it; mount the folder"
@@ -111,6 +111,11 @@ class SharedEpochs:
 
     def _path(self, namespace: str) -> str:
         return f"{self._folder}/{namespace.replace('/', '_')}"
+
+
+def device_of(path: Path) -> int:
+    """The device that a path lies on."""
+    return path.stat().st_dev
 
 
 class NoEpochs:

@@ -81,14 +81,15 @@ def _embedded(module: Any, config: UmbpConfig, place: Place) -> Mode:
         native.dram.capacity_bytes = config.dram_capacity_bytes
         distributed = module.UMBPDistributedConfig()
         page = _set_page_size(module, config, native, distributed, pages)
+        if config.medium is Medium.SSD:
+            distributed.medium = module.UMBPMedium.SSD
+            native.ssd.enabled = True
+            distributed.ssd_staging_buffer_slots = config.ssd_staging_buffer_slots
+            os.environ.setdefault(*SSD_READ_LEASE)
         if hasattr(module, "UMBPMedium"):
-            # Without a master this is the embedded mode too, and it takes the page size.
+            # Without a master this is the embedded mode too, and it takes the page size. The
+            # assignment copies.
             native.distributed = distributed
-            if config.medium is Medium.SSD:
-                distributed.medium = module.UMBPMedium.SSD
-                native.ssd.enabled = True
-                distributed.ssd_staging_buffer_slots = config.ssd_staging_buffer_slots
-                os.environ.setdefault(*SSD_READ_LEASE)
         logger.info(
             "UMBP embedded: %s of %d bytes, page %d bytes",
             config.medium.value,
@@ -167,6 +168,7 @@ def _distributed(module: Any, config: UmbpConfig, place: Place) -> Mode:
         connect,
         peer=TcpPeer(host.strip("[]"), int(port)),
         registers=not config.disable_zero_copy_register,
+        remote=True,
     )
 
 

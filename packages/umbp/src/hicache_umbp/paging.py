@@ -21,8 +21,6 @@ HIGHEST = 0.97
 STEP = 0.01
 """... and stops when it has given back this part. So a full store stays full."""
 
-LEAST_HIGH = 0.5
-
 
 def page_bytes(objects: Sequence[int]) -> int:
     """The page size for objects of these sizes, all in bytes; 0 (the default) for none.
@@ -48,9 +46,12 @@ def waste(page: int, objects: Sequence[int]) -> float:
 def watermarks(capacity: int, page: int, objects: Sequence[int]) -> tuple[float, float]:
     """The high and the low watermark, as parts of ``capacity`` bytes.
 
-    Above the high one the client evicts, and only there: below it, a put that finds no space
-    fails for ever. So the largest object must fit above it.
+    The client evicts at the end of a put that passed the high one, and only then: below it, a
+    put that finds no space fails for ever. So the largest object must fit above it.
     """
-    largest = max((-(-size // page) * page for size in objects), default=0) if page else 0
-    high = max(LEAST_HIGH, min(HIGHEST, 1 - largest / capacity))
-    return high, high - STEP
+    if not page or not objects:
+        return HIGHEST, HIGHEST - STEP
+    largest = max(-(-size // page) * page for size in objects)
+    last_that_leaves_room = capacity // page * page - largest + page / 2
+    high = max(STEP, min(HIGHEST, last_that_leaves_room / capacity))
+    return high, max(STEP / 2, high - STEP)

@@ -45,6 +45,7 @@ class Mode:
         reconnects: whether a fresh client is made after the server was away.
         registers: whether host memory is registered.
         must_register: whether there is no other path for memory that cannot be.
+        remote: whether an object that is there may be out of reach, on another machine.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Mode:
     reconnects: bool = False
     registers: bool = True
     must_register: bool = False
+    remote: bool = False
 
 
 class Session:
@@ -159,22 +161,17 @@ class Session:
             raise BackendUnavailableError(f"UMBP ({self.mode.name}): its server is away")
         self._regions.add(missing)
 
-    def forget(self, region: Region) -> None:
-        """Deregister a region that was registered."""
-        self._regions = _without(self._regions, region)
-        client = self.client()
-        if client is not None and region not in self.unregistered:
-            client.deregister(region.address)
-
     def close(self) -> None:
-        """Deregister all memory and let go of the client."""
+        """Let go of the client, which takes its memory's registrations with it.
+
+        Regions are not deregistered one by one: a standalone server's client (1.2.4) loses
+        all of them with the first.
+        """
         client = self.client()
         self._closed = True
-        regions = self._regions.drain()
-        if client is not None:
-            for region in regions:
-                if region not in self.unregistered:
-                    client.deregister(region.address)
+        self._regions.drain()
+        if client is None and self._client is not None and self.mode.peer is not None:
+            self._client.leak()
         self._client = None
 
     # -- the client's life --------------------------------------------------------------
@@ -219,7 +216,7 @@ class Session:
                 if silent:
                     client.leak()
         name = self.mode.peer.name if self.mode.peer is not None else self.mode.name
-        logger.error("UMBP server %s %s; pages count as missing until it is back", name, why)
+        logger.error("UMBP server %s %s; pages count as missing until then", name, why)
 
     def _register(self, client: UmbpClient, region: Region) -> None:
         try:
@@ -249,11 +246,3 @@ class Session:
             region.nbytes,
             why,
         )
-
-
-def _without(regions: RegionSet, gone: Region) -> RegionSet:
-    kept = RegionSet()
-    for region in regions:
-        if region != gone:
-            kept.add(region)
-    return kept

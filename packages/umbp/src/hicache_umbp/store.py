@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
@@ -157,11 +156,12 @@ class UmbpStore:
         codes = [_OK if good else int(Code.MISSING) for good in right]
         if self._note(client, answers):
             return [int(Code.UNAVAILABLE)] * len(codes)
+        there_and_not_read = Code.FAILED if self._session.mode.remote else Code.WRONG_SIZE
         failed = [i for i, good in enumerate(right) if not good]
         there = client.exists([pages.keys[i] for i in failed])
         for i, is_there in zip(failed, there, strict=True):
             if is_there:
-                codes[i] = int(Code.WRONG_SIZE)
+                codes[i] = int(there_and_not_read)
         return codes
 
     # -- put ------------------------------------------------------------------------------
@@ -193,56 +193,60 @@ class UmbpStore:
         self, client: UmbpClient, pages: Pages, depths: list[int] | None, until: float
     ) -> list[int]:
         """Put objects until each is there, no more come in, or time is over; a code each."""
-        first = dict(zip(reversed(pages.keys), range(len(pages.keys) - 1, -1, -1), strict=True))
-        todo = list(range(len(pages.keys)))
-        if len(first) < len(todo):
-            todo = sorted(first.values())
+        first: dict[str, int] = {}
+        for i, key in enumerate(pages.keys):
+            first.setdefault(key, i)
+        todo = list(first.values())
         codes = [int(Code.NO_SPACE)] * len(pages.keys)
         pause, stalled = self._retry_start_s, time.monotonic() + STALL_S
-        for rounds in itertools.count(1):
-            answers = self._put_once(client, pages, depths, todo)
-            left = [i for i, code in zip(todo, answers, strict=True) if code != _OK]
-            for i, code in zip(todo, answers, strict=True):
-                codes[i] = code
+        stored: list[int] = []
+        most = 0
+        while True:
+            stored = self._put_once(client, pages, depths, todo, stored)
+            if client is not self._session.client():
+                return [int(Code.UNAVAILABLE)] * len(codes)
             now = time.monotonic()
-            if not left or int(Code.UNAVAILABLE) in answers or now >= until:
+            if len(stored) == len(first) or now >= until:
                 break
-            if len(left) < len(todo):
+            if len(stored) > most:
                 # The client makes space at the end of a put that found none.
-                pause, stalled = self._retry_start_s, now + STALL_S
+                most, pause, stalled = len(stored), self._retry_start_s, now + STALL_S
             elif now >= stalled or self._closing.wait(min(pause, until - now)):
                 break
             else:
                 pause = min(2 * pause, LONGEST_PAUSE_S)
-            todo = left
-        if rounds > 1:
-            self._recheck(client, pages, codes)
-        return [codes[first[key]] for key in pages.keys]
-
-    def _recheck(self, client: UmbpClient, pages: Pages, codes: list[int]) -> None:
-        """Ask again for what an earlier round stored: a later one may have evicted it."""
-        stored = [i for i, code in enumerate(codes) if code == _OK]
-        there = self._exists(client, [pages.keys[i] for i in stored])
-        for i, is_there in zip(stored, there, strict=True):
-            if not is_there:
-                codes[i] = int(Code.NO_SPACE)
+            taken = set(stored)
+            todo = [i for i in first.values() if i not in taken]
+        for i in stored:
+            codes[i] = _OK
+        return codes if len(first) == len(codes) else [codes[first[key]] for key in pages.keys]
 
     def _put_once(
-        self, client: UmbpClient, pages: Pages, depths: list[int] | None, todo: list[int]
+        self,
+        client: UmbpClient,
+        pages: Pages,
+        depths: list[int] | None,
+        todo: list[int],
+        stored: list[int],
     ) -> list[int]:
-        """One native put, then the question what of it is there; a code an object.
+        """One native put of ``todo``, then the question what is there.
 
         Neither answer of a put is believed: True is also said of what is evicted at once,
         and False of a page that another thread is storing.
+
+        Returns:
+            What is there of ``todo``, and of ``stored`` by earlier puts of the call, which a
+            later one may evict.
         """
         whole = len(todo) == len(pages.keys)
         some = pages if whole else pages.subset(todo)
         deep = depths if depths is None or whole else [depths[i] for i in todo]
         client.put(some, deep)
-        there = client.exists(some.keys)
-        if self._note(client, there):
-            return [int(Code.UNAVAILABLE)] * len(todo)
-        return [_OK if answer else int(Code.NO_SPACE) for answer in there]
+        asked = stored + todo
+        there = self._exists(client, some.keys if whole else [pages.keys[i] for i in asked])
+        if False not in there:
+            return asked
+        return [i for i, is_there in zip(asked, there, strict=True) if is_there]
 
     # -- one call ---------------------------------------------------------------------------
 
@@ -307,7 +311,7 @@ class UmbpStore:
         return self._session.healthy()
 
     def close(self) -> None:
-        """Deregister all memory and let go of the client."""
+        """Let go of the client, and with it of the memory's registrations."""
         self._closing.set()
         self._session.close()
 

@@ -43,6 +43,7 @@ class RawUmbp:
         self.ranged = client.ranged
         self.takes_depth = client.takes_depth
         self._allocate = allocate
+        self._own: npt.NDArray[np.uint8] | None = None
         self._sizes: dict[str, int] = {}
         self._trailed: set[str] = set()
         self._moved: dict[str, str] = {}
@@ -65,9 +66,6 @@ class RawUmbp:
 
     def register(self, address: int, nbytes: int) -> bool:
         return self.client.register(address, nbytes)
-
-    def deregister(self, address: int) -> None:
-        self.client.deregister(address)
 
     def leak(self) -> None:
         self.client.leak()
@@ -101,7 +99,6 @@ class RawUmbp:
         memory[:] = value
         place = self._places([key])
         self.client.put(Pages(place, [value.nbytes], [memory.ctypes.data]))
-        self.client.deregister(memory.ctypes.data)
         if self.client.exists(place) != [True]:
             raise RawAccessError(f"putting {value.nbytes} bytes under {key!r} stored nothing")
 
@@ -116,16 +113,17 @@ class RawUmbp:
             return None
         memory = self._borrowed(size)
         got = self.client.get(Pages(place, [size], [memory.ctypes.data]))
-        self.client.deregister(memory.ctypes.data)
         if got != [True]:
             raise RawAccessError(f"{key!r} has another size than the {size} bytes it was put with")
         return memory.tobytes()
 
     def _borrowed(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        memory = self._allocate(nbytes)
-        if not self.client.register(memory.ctypes.data, memory.nbytes):
-            raise RawAccessError(f"registering {nbytes} bytes failed")
-        return memory
+        """Memory of this object's own, registered once."""
+        if self._own is None or self._own.nbytes < nbytes:
+            self._own = self._allocate(max(nbytes, 16 << 20))
+            if not self.client.register(self._own.ctypes.data, self._own.nbytes):
+                raise RawAccessError(f"registering {self._own.nbytes} bytes failed")
+        return self._own[:nbytes]
 
     def _places(self, keys: list[str]) -> list[str]:
         if not self._moved:
