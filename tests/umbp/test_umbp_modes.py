@@ -70,6 +70,44 @@ def test_pages_on_an_ssd_come_back_byte_exact(tmp_path: Path) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("slots", [40, None])
+def test_calls_that_need_more_staging_than_there_is_are_split(
+    tmp_path: Path, slots: int | None
+) -> None:
+    store, _ = new_store(
+        {
+            "medium": "ssd",
+            "ssd_storage_dir": str(tmp_path),
+            "ssd_capacity_bytes": "512mb",
+            "ssd_io_backend": "posix",
+            "ssd_staging_buffer_slots": slots,
+        }
+    )
+    pools = [
+        TestPool.make("hc1/ssd", "kv", 64, (1 << 20,)),
+        TestPool.make("hc1/ssd", "c128", 64, (34_560,)),
+        TestPool.make("hc1/ssd", "mamba", 64, (900_000, 1700)),
+    ]
+    store.open([pool.stored for pool in pools])
+    for seed, pool in enumerate(pools):
+        pool.arrays.fill(seed)
+    batches = [pool.pages(hashes(32), depth=3) for pool in pools]
+    assert store.put(batches, 10.0) == [[Code.OK] * 32] * 3
+    before = [pool.arrays.contents(list(range(32))) for pool in pools]
+    targets = list(range(32, 64))
+    assert store.get([p.pages(hashes(32), targets) for p in pools], 10.0) == [[Code.OK] * 32] * 3
+    assert [pool.arrays.contents(targets) for pool in pools] == before
+    store.close()
+
+
+def test_a_page_that_staging_cannot_hold_is_refused(tmp_path: Path) -> None:
+    settings = {"medium": "ssd", "ssd_storage_dir": str(tmp_path), "ssd_staging_buffer_slots": 2}
+    store, _ = new_store({**settings, "dram_page_size": "64kb"})
+    pool = TestPool.make("hc1/ssd", "kv", 2, (1 << 20,))
+    with pytest.raises(ConfigError, match="ssd_staging_buffer_slots: 2 of 65536 bytes"):
+        store.open([pool.stored])
+
+
 def test_a_local_rank_in_the_environment_makes_no_follower(monkeypatch: pytest.MonkeyPatch) -> None:
     """Followers of the native client see and store nothing."""
     monkeypatch.setenv("LOCAL_RANK", "1")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hicache_shared.errors import BackendUnavailableError
@@ -76,16 +78,46 @@ def quiet() -> None:
     os.environ.setdefault(LOG_LEVEL_VARIABLE, "error")
 
 
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The client's memory between an SSD and its callers; a call that needs more fails whole.
+
+    Attributes:
+        page_bytes: bytes of a piece; an object takes whole ones.
+        pages: pieces there are.
+    """
+
+    page_bytes: int
+    pages: int
+
+    def parts(self, sizes: list[int]) -> Iterator[range]:
+        """Runs of objects that fit at once, one at least."""
+        start = used = 0
+        for i, size in enumerate(sizes):
+            needed = -(-size // self.page_bytes)
+            if i > start and used + needed > self.pages:
+                yield range(start, i)
+                start, used = i, 0
+            used += needed
+        if start < len(sizes):
+            yield range(start, len(sizes))
+
+
 class UmbpClient:
     """One native client. Data calls may be made from several threads at once.
+
+    Args:
+        native: a ``mori.umbp.UMBPClient``.
+        staging: what its calls must fit into; None where pages are in memory.
 
     Attributes:
         ranged: whether several buffers can be one object (not in 1.2.2).
         takes_depth: whether a put can be told the depth of a page in its chain.
     """
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self, native: Native, staging: Staging | None = None) -> None:
         self._native = native
+        self._staging = staging
         ranged = getattr(native, "supports_ranged_io", None)
         self.ranged = ranged is not None and bool(ranged())
         self.takes_depth = hasattr(native, "batch_put_from_ptr_with_depth")
@@ -98,6 +130,12 @@ class UmbpClient:
 
         With ranges a longer object is True as well: page bytes are read from its start.
         """
+        if self._staging is None:
+            return self._get(pages)
+        parts = self._staging.parts(pages.sizes)
+        return [answer for part in parts for answer in self._get(pages.subset(part))]
+
+    def _get(self, pages: Pages) -> list[bool]:
         if pages.parts is None:
             return self._native.batch_get_into_ptr(pages.keys, pages.addresses, pages.sizes)
         return self._native.batch_get_ranges_into_ptr(
@@ -115,6 +153,15 @@ class UmbpClient:
             pages: what to store.
             depths: pages before each in its chain; not for pages of several buffers.
         """
+        if self._staging is None:
+            return self._put(pages, depths)
+        answers: list[bool] = []
+        for part in self._staging.parts(pages.sizes):
+            deep = None if depths is None else [depths[i] for i in part]
+            answers += self._put(pages.subset(part), deep)
+        return answers
+
+    def _put(self, pages: Pages, depths: list[int] | None) -> list[bool]:
         if pages.parts is not None:
             return self._native.batch_put_ranges_from_ptr(
                 pages.keys, pages.sizes, pages.addresses, pages.parts, pages.offsets

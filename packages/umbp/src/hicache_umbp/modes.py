@@ -12,8 +12,9 @@ from typing import Any
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.errors import BackendUnavailableError, ConfigError
 from hicache_umbp import paging
-from hicache_umbp.client import UmbpClient, native_module
+from hicache_umbp.client import Staging, UmbpClient, native_module
 from hicache_umbp.config import UNIX, Medium, UmbpConfig
+from hicache_umbp.effects import without_effect
 from hicache_umbp.pages import object_bytes
 from hicache_umbp.peer import TcpPeer, UnixPeer
 from hicache_umbp.session import Mode
@@ -25,6 +26,9 @@ Components = Sequence[tuple[int, ...]]
 
 RECONNECT_MS = 500
 """How long a client waits for a server that was seen to answer a moment ago."""
+
+STAGING_BYTES = 64 << 20
+DEFAULT_PAGE_BYTES = 64 << 10
 
 SSD_READ_LEASE = ("UMBP_SSD_READ_LEASE_MS", "20")
 """A read of the SSD keeps a staging slot for so long; with the client's own value, batches
@@ -40,7 +44,7 @@ def mode_of(config: UmbpConfig, rank: HiCacheStorageConfig) -> Mode:
     """
     module = native_module()
     place = Place(rank)
-    for warning in config.without_effect(newest=hasattr(module, "UMBPMedium")):
+    for warning in without_effect(config, newest=hasattr(module, "UMBPMedium")):
         logger.warning("UMBP: %s", warning)
     if config.standalone_address:
         return _standalone(module, config, place)
@@ -81,11 +85,9 @@ def _embedded(module: Any, config: UmbpConfig, place: Place) -> Mode:
         native.dram.capacity_bytes = config.dram_capacity_bytes
         distributed = module.UMBPDistributedConfig()
         page = _set_page_size(module, config, native, distributed, pages)
+        staging = None
         if config.medium is Medium.SSD:
-            distributed.medium = module.UMBPMedium.SSD
-            native.ssd.enabled = True
-            distributed.ssd_staging_buffer_slots = config.ssd_staging_buffer_slots
-            os.environ.setdefault(*SSD_READ_LEASE)
+            staging = _use_ssd(module, config, native, distributed, pages)
         if hasattr(module, "UMBPMedium"):
             # Without a master this is the embedded mode too, and it takes the page size. The
             # assignment copies.
@@ -96,7 +98,7 @@ def _embedded(module: Any, config: UmbpConfig, place: Place) -> Mode:
             config.dram_capacity_bytes,
             page,
         )
-        return _client(module, native)
+        return _client(module, native, staging)
 
     return Mode("embedded", connect)
 
@@ -154,13 +156,12 @@ def _distributed(module: Any, config: UmbpConfig, place: Place) -> Mode:
             "cache_remote_fetches",
         ):
             _give(distributed, name, getattr(config, name))
-        distributed.ssd_staging_buffer_slots = config.ssd_staging_buffer_slots
-        if config.medium is Medium.SSD:
-            distributed.medium = module.UMBPMedium.SSD
-            native.ssd.enabled = True
         _set_page_size(module, config, native, distributed, pages)
+        staging = None
+        if config.medium is Medium.SSD:
+            staging = _use_ssd(module, config, native, distributed, pages)
         native.distributed = distributed
-        return _client(module, native)
+        return _client(module, native, staging)
 
     host, _, port = config.master_address.rpartition(":")
     return Mode(
@@ -225,9 +226,33 @@ def _set_page_size(
     return page
 
 
-def _client(module: Any, native: Any) -> UmbpClient:
+def _use_ssd(
+    module: Any, config: UmbpConfig, native: Any, distributed: Any, pages: Components
+) -> Staging:
+    """Keep these pages on the SSD; what a call must fit into.
+
+    Raises:
+        ConfigError: an object of these pages does not.
+    """
+    distributed.medium = module.UMBPMedium.SSD
+    native.ssd.enabled = True
+    os.environ.setdefault(*SSD_READ_LEASE)
+    page = distributed.dram_page_size or DEFAULT_PAGE_BYTES
+    distributed.dram_page_size = page
+    largest = max((-(-sum(sizes) // page) + 1 for sizes in pages), default=1)
+    slots = config.ssd_staging_buffer_slots or max(STAGING_BYTES // page, 4 * largest)
+    if slots < largest:
+        raise ConfigError(
+            f"ssd_staging_buffer_slots: {slots} of {page} bytes do not hold one page of a pool, "
+            f"which takes {largest}; for example ssd_staging_buffer_slots={4 * largest}"
+        )
+    distributed.ssd_staging_buffer_slots = slots
+    return Staging(page, slots)
+
+
+def _client(module: Any, native: Any, staging: Staging | None = None) -> UmbpClient:
     try:
-        return UmbpClient(module.UMBPClient(native))
+        return UmbpClient(module.UMBPClient(native), staging)
     except RuntimeError as error:
         raise BackendUnavailableError(f"UMBP's client cannot start: {error}") from error
 

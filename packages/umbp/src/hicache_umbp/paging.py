@@ -25,10 +25,12 @@ STEP = 0.01
 def page_bytes(objects: Sequence[int]) -> int:
     """The page size for objects of these sizes, all in bytes; 0 (the default) for none.
 
-    The largest that wastes little: a whole part of one of the sizes.
+    The largest that wastes little: a whole part of one of the sizes. Objects smaller than a
+    page should be are only looked at where there are no others.
     """
     if not objects:
         return 0
+    objects = [size for size in objects if size >= LEAST_PAGE_BYTES] or objects
     candidates = {
         -(-size // parts)
         for size in objects
