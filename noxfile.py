@@ -11,6 +11,8 @@ import ctypes
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import nox
@@ -28,26 +30,31 @@ if sys.version_info[:2] != (3, 12) and shutil.which("python3.12") is None:
     # nox would skip the sessions and call that a success.
     sys.exit("Python 3.12 is needed and was not found: README.md says how to get one")
 
-SOURCES = ["shared/src", "packages/mooncake/src"]
 SHARED = "shared"
-ADAPTERS = {"mooncake": "packages/mooncake"}
-"""Folder of the adapter of each backend that has a distribution of its own."""
 
-CLIENT_VARIABLE = "HICACHE_MOONCAKE_CLIENT"
-CLIENTS = {
+MOONCAKE_VARIABLE = "HICACHE_MOONCAKE_CLIENT"
+MOONCAKE_CLIENTS = {
     "non-cuda": ("client-non-cuda", "mooncake-transfer-engine-non-cuda"),
     "cuda12": ("client", "mooncake-transfer-engine"),
     "cuda13": ("client-cuda13", "mooncake-transfer-engine-cuda13"),
 }
 """Extra of hicache-mooncake and distribution of each build of Mooncake's client."""
 
-LIBRARIES = {
+MOONCAKE_LIBRARIES = {
     "libibverbs.so.1": "libibverbs1",
     "libnuma.so.1": "libnuma1",
     "libcurl.so.4": "libcurl4",
     "libstdc++.so.6": "libstdc++6",
 }
 """Shared libraries that Mooncake's client needs, and the Debian package of each."""
+
+UCM_LOGS = {"UCM_LOG_LEVEL": "error", "UCM_LOG_TO_FILE": "false"}
+"""UCM reads them when Python starts; else it logs every store, and to ``log/`` in this folder."""
+
+UMBP_VARIABLE = "HICACHE_UMBP_CLIENT"
+UMBP_VERSION = "1.2.4"
+ROCM_LIBRARIES = ("libamdhip64.so.7", "libhsa-runtime64.so.1")
+"""Where these load, UMBP's client needs nothing else; elsewhere they get stand-ins."""
 
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 
@@ -65,14 +72,15 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types with mypy, in strict mode."""
     session.install(*group("types"))
-    folders = [name for name in ("tests", "benchmarks") if any(Path(name).rglob("*.py"))]
-    session.run("mypy", *SOURCES, "noxfile.py", *folders)
+    folders = [name for name in ("tests", "benchmarks", "tools") if any(Path(name).rglob("*.py"))]
+    sources = [f"{folder}/src" for folder in distributions([*ADAPTERS])]
+    session.run("mypy", *sources, "noxfile.py", *folders)
 
 
 @nox.session(python=PYTHONS)
 def tests(session: nox.Session) -> None:
     """Run all tests, on the reference and on the real backends; arguments go to pytest."""
-    wheels = install(session, ["mooncake"], group("tests"))
+    wheels = install(session, [*ADAPTERS], group("tests"))
     session.run(
         "pytest",
         "--ignore=tests/sglang",
@@ -82,6 +90,7 @@ def tests(session: nox.Session) -> None:
             "HICACHE_REQUIRE_BACKEND": "1",
             "HICACHE_WHEELS": str(wheels),
             "PYTHONPATH": None,
+            **UCM_LOGS,
         },
     )
 
@@ -110,9 +119,9 @@ def roundtrip(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def bench(session: nox.Session) -> None:
     """Run the benchmarks; arguments go to each of them."""
-    install(session, ["mooncake"], group("tests"))
+    install(session, [*ADAPTERS], group("tests"))
     for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run("python", str(script), *session.posargs, env={"PYTHONPATH": None})
+        session.run("python", str(script), *session.posargs, env={"PYTHONPATH": None, **UCM_LOGS})
 
 
 @nox.session(python=SGLANG_PYTHON)
@@ -131,7 +140,7 @@ def sglang(session: nox.Session) -> None:
 def wheels(session: nox.Session) -> None:
     """Build every wheel into dist/ and check its metadata."""
     session.install(*group("wheels"))
-    built = build(session, [SHARED, *ADAPTERS.values()], ROOT / "dist")
+    built = build(session, [*ADAPTERS], ROOT / "dist")
     session.run("twine", "check", "--strict", *map(str, built))
 
 
@@ -140,11 +149,16 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(GROUPS, name))
 
 
-def build(session: nox.Session, folders: list[str], target: Path) -> list[Path]:
-    """Build the wheels of some distributions into an emptied folder."""
+def distributions(backends: list[str]) -> list[str]:
+    """Folders of hicache-shared and of the adapters for some backends."""
+    return [SHARED, *(ADAPTERS[name].folder for name in backends)]
+
+
+def build(session: nox.Session, backends: list[str], target: Path) -> list[Path]:
+    """Build the wheels of hicache-shared and of some adapters into an emptied folder."""
     shutil.rmtree(target, ignore_errors=True)
     command = ["python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(target)]
-    session.run(*command, *(f"./{folder}" for folder in folders), silent=True)
+    session.run(*command, *(f"./{folder}" for folder in distributions(backends)), silent=True)
     return sorted(target.glob("*.whl"))
 
 
@@ -154,39 +168,85 @@ def install(session: nox.Session, backends: list[str], extra: list[str]) -> Path
     Returns:
         The folder of the wheels that were built and installed.
     """
-    client = mooncake_client(session) if "mooncake" in backends else None
+    clients = {
+        f"hicache_{name}": ADAPTERS[name].set_up_client(session)
+        for name in backends
+        if session.python in ADAPTERS[name].pythons
+    }
     folder = Path(session.create_tmp()).resolve() / "wheels"
-    built = build(session, [SHARED, *(ADAPTERS[name] for name in backends)], folder)
+    built = build(session, backends, folder)
     # pip keeps an installed wheel of the same version, so ours are always put in anew.
     paths = [str(path) for path in built]
     session.install("--quiet", "--no-deps", "--force-reinstall", *paths, silent=True)
-    wanted = [f"{path}[{client}]" if "hicache_mooncake" in path else path for path in paths]
+    wanted = [f"{path}{clients.get(path.name.split('-')[0], '')}" for path in built]
     session.install("--quiet", *wanted, *extra, silent=True)
     return folder
 
 
 def mooncake_client(session: nox.Session) -> str:
-    """Make ready for the chosen build of Mooncake's client; returns the extra to install."""
-    chosen = os.environ.get(CLIENT_VARIABLE, "non-cuda")
-    if chosen not in CLIENTS:
-        session.error(f"{CLIENT_VARIABLE} is {chosen!r}; it can be {', '.join(CLIENTS)}")
-    install_libraries(session)
+    """Make ready for the chosen build of Mooncake's client."""
+    chosen = os.environ.get(MOONCAKE_VARIABLE, "non-cuda")
+    if chosen not in MOONCAKE_CLIENTS:
+        session.error(f"{MOONCAKE_VARIABLE} is {chosen!r}; it can be {', '.join(MOONCAKE_CLIENTS)}")
+    missing = [package for name, package in MOONCAKE_LIBRARIES.items() if not loads(name)]
+    install_packages(session, "Mooncake's client", missing)
     # All builds share one import package: another one left in a reused environment goes.
-    others = [name for key, (_, name) in CLIENTS.items() if key != chosen]
+    others = [name for key, (_, name) in MOONCAKE_CLIENTS.items() if key != chosen]
     session.run("python", "-m", "pip", "uninstall", "--quiet", "--yes", *others, silent=True)
-    return CLIENTS[chosen][0]
+    return f"[{MOONCAKE_CLIENTS[chosen][0]}]"
 
 
-def install_libraries(session: nox.Session) -> None:
-    """Install the shared libraries of Mooncake's client with apt-get, or say which to install."""
-    packages = [package for library, package in LIBRARIES.items() if not loads(library)]
+def ucm_client(session: nox.Session) -> str:
+    """UCM's client in its build for CUDA 12.9, whose PosixStore needs no CUDA."""
+    return "[cu129]"
+
+
+def umbp_client(session: nox.Session) -> str:
+    """Install UMBP's client, with stand-ins for HIP and HSA where there is no ROCm."""
+    version = os.environ.get(UMBP_VARIABLE, UMBP_VERSION)
+    if all(map(loads, ROCM_LIBRARIES)):
+        session.install("--quiet", f"amd-mori=={version}", silent=True)
+        return "[client]"
+    install_packages(session, "UMBP's client", [] if shutil.which("gcc") else ["gcc"])
+    # It replaces the environment's Python, so another one runs it.
+    command = [sys.executable, "-m", "tools.umbp_without_gpu", "--version", version]
+    done = session.run(*command, session.virtualenv.location, external=True, silent=True)
+    session.log(str(done).strip())
+    return ""
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter's distribution and its native client.
+
+    Attributes:
+        folder: the distribution's.
+        set_up_client: installs what the client needs, or the client itself; returns the
+            distribution's extra that installs the client, in brackets, or nothing.
+        pythons: those that the client has wheels for; on others the adapter is without.
+    """
+
+    folder: str
+    set_up_client: Callable[[nox.Session], str]
+    pythons: list[str]
+
+
+ADAPTERS = {
+    "ucm": Adapter("packages/ucm", ucm_client, ["3.12"]),
+    "mooncake": Adapter("packages/mooncake", mooncake_client, PYTHONS),
+    "umbp": Adapter("packages/umbp", umbp_client, ["3.12"]),
+}
+
+
+def install_packages(session: nox.Session, purpose: str, packages: list[str]) -> None:
+    """Install Debian packages with apt-get, or say which to install."""
     if not packages:
         return
     command = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         session.error(
-            "Mooncake's client needs shared libraries that this machine lacks. On Debian or "
-            f"Ubuntu run, as root: apt-get update && {' '.join(command)}"
+            f"{purpose} needs packages that this machine lacks. On Debian or Ubuntu run, as root: "
+            f"apt-get update && {' '.join(command)}"
         )
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     session.run("apt-get", "update", external=True, silent=True)

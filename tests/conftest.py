@@ -17,10 +17,21 @@ def backend_of(item: pytest.Item) -> str:
     return str(marker.args[0]) if marker else WITHOUT_BACKEND
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+LEFT_OUT = pytest.StashKey[Counter[str]]()
+"""Tests of each backend whose client has no wheel for this Python."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Note each test's backend where its reports carry it, from other processes too."""
+    kept: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
     for item in items:
         item.user_properties.append(("backend", backend_of(item)))
+        (kept if backends.is_made_for_this_python(backend_of(item)) else left_out).append(item)
+    config.stash[LEFT_OUT] = Counter(map(backend_of, left_out))
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = kept
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,7 +40,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     backends.check(backend_of(item))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
     """Print one line a backend."""
     counts: dict[str, Counter[str]] = {}
     for outcome in OUTCOMES:
@@ -45,3 +58,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for backend in sorted(counts, key=lambda name: (name == WITHOUT_BACKEND, name)):
         parts = [f"{count} {outcome}" for outcome, count in counts[backend].items()]
         terminalreporter.line(f"{backend}: {', '.join(parts)}")
+    for backend, count in sorted(config.stash.get(LEFT_OUT, Counter()).items()):
+        terminalreporter.line(f"{backend}: {count} left out, its client has no wheel here")

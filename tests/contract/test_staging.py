@@ -114,6 +114,13 @@ def test_the_area_is_registered_once_and_holds_one_page_at_least(
     assert (address % 4096, nbytes) == (0, PAGE_BYTES)
 
 
+def test_a_store_that_takes_only_its_own_memory_gives_that_of_the_area() -> None:
+    own = np.zeros(1 << 26, np.uint8)
+    shelf = Shelf()
+    area = StagingArea(STORED, shelf.register, lambda nbytes: own[:nbytes])
+    assert shelf.registered == [(own.ctypes.data, area.capacity_pages * PAGE_BYTES)]
+
+
 def test_nothing_to_move_calls_no_store(area: Any) -> None:
     staged, shelf = area
     assert staged.put([], page, shelf.put) == []

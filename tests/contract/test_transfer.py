@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hicache_shared import transfer as transfer_module
-from hicache_shared.contract import PoolTransfer
+from hicache_shared.contract import HiCacheStorageExtraInfo, PoolTransfer
 from hicache_shared.errors import TransferError
 from hicache_shared.hostpool import MambaGeometry, MambaHostPool
 from hicache_shared.store import Code
@@ -17,6 +17,7 @@ from tests.contract.core_support import (
     DYNAMIC,
     PAGE,
     LoggedBackend,
+    config,
     fill,
     logged_backend,
     mha,
@@ -284,4 +285,33 @@ def test_flat_pages_that_need_several_store_calls_share_one_deadline(
     assert backend.batch_set(KEYS, pages) is False
     assert backend.logged.deadlines == [5.0, 2.0]
     assert backend.stats.reasons() == {("set", "kv", "timeout"): 1}
+    backend.close()
+
+
+class DepthBackend(LoggedBackend):
+    """Notes the depth of each batch that is put."""
+
+    def open_store(self, config: Any, storage_config: Any) -> Any:
+        self.depths: list[int | None] = []
+        store = super().open_store(config, storage_config)
+        put = store.put
+
+        def noted(batches: Any, deadline_s: float) -> Any:
+            self.depths += [batch.depth for batch in batches]
+            return put(batches, deadline_s)
+
+        store.put = noted  # type: ignore[method-assign]
+        return store
+
+
+def test_a_put_is_told_how_deep_in_its_chain_a_page_lies_where_sglang_says_so() -> None:
+    backend = DepthBackend(config({}), {})
+    backend.register_mem_pool_host(mha())
+    backend.register_mem_host_pool_v2(mha(), "swa")
+    swa = transfer("swa", KEYS, [0, 1, 2])
+    backend.batch_set_v1(KEYS, slots([0, 1, 2]))
+    backend.batch_set_v1(KEYS, slots([0, 1, 2]), HiCacheStorageExtraInfo())
+    backend.batch_set_v1(KEYS, slots([0, 1, 2]), HiCacheStorageExtraInfo(prefix_keys=[]))
+    backend.batch_set_v2([swa], HiCacheStorageExtraInfo(prefix_keys=["x", "y"]))
+    assert backend.depths == [None, None, 0, 2]
     backend.close()

@@ -10,10 +10,15 @@ from tests.backends import REQUIRE
 from tests.packaging.inner_run import inner_run
 
 TESTS = """
-import pytest
+import pytest, sys
 from tests import backends
 
-backends.CLIENTS.update(absent="no_such_client", present="json")
+PYTHON = ".".join(map(str, sys.version_info[:2]))
+backends.CLIENTS.update(
+    absent=backends.Client("no_such_client", only=(PYTHON,)),
+    unmade=backends.Client("no_such_client", only=("2.7",)),
+    present=backends.Client("json"),
+)
 
 @pytest.fixture
 def server():
@@ -21,6 +26,10 @@ def server():
 
 @pytest.mark.backend("absent")
 def test_of_an_absent_client(server):
+    pass
+
+@pytest.mark.backend("unmade")
+def test_of_a_client_without_wheel_for_this_python(server):
     pass
 
 @pytest.mark.backend("present")
@@ -53,6 +62,7 @@ def test_an_absent_client_is_a_skip_or_where_required_a_fault(
 
     assert code == 1
     assert absent in lines
+    assert "unmade: 1 left out, its client has no wheel here" in lines
     assert any(reason in line for line in lines)
     assert "present: 1 passed, 1 error" in lines
     assert any("the server does not start" in line for line in lines)

@@ -15,12 +15,22 @@ from packaging.requirements import Requirement
 
 import hicache_mooncake
 import hicache_shared
+import hicache_ucm
+import hicache_umbp
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {
     "hicache_shared": ROOT / "shared/src/hicache_shared",
     "hicache_mooncake": ROOT / "packages/mooncake/src/hicache_mooncake",
+    "hicache_ucm": ROOT / "packages/ucm/src/hicache_ucm",
+    "hicache_umbp": ROOT / "packages/umbp/src/hicache_umbp",
 }
+ADAPTERS = {
+    "hicache-mooncake": {"client", "client-cuda13", "client-non-cuda"},
+    "hicache-ucm": {"cu129", "cu130", "cann901-a2", "cann901-a3", "cann910-a2", "cann910-a3"},
+    "hicache-umbp": {"client"},
+}
+"""Distributions of the adapters, and their extras: the builds of each native client."""
 
 
 @pytest.fixture
@@ -72,7 +82,11 @@ def test_a_wheel_carries_the_licence(wheels: dict[str, zipfile.ZipFile], package
 
 
 @pytest.mark.usefixtures("wheels")
-@pytest.mark.parametrize("module", [hicache_shared, hicache_mooncake], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    "module",
+    [hicache_shared, hicache_mooncake, hicache_ucm, hicache_umbp],
+    ids=lambda m: m.__name__,
+)
 def test_tests_see_the_installed_package_and_not_the_source_tree(module: object) -> None:
     path = Path(vars(module)["__file__"])
 
@@ -85,7 +99,7 @@ def test_importing_the_contract_loads_neither_torch_nor_sglang_nor_a_native_clie
         for path in SOURCES["hicache_shared"].glob("*.py")
     )
     imports = "\n".join(f"import {name.removesuffix('.__init__')}" for name in names)
-    unwanted = "{'torch', 'sglang', 'mooncake', 'pytest', 'hypothesis'}"
+    unwanted = "{'torch', 'sglang', 'mooncake', 'mori', 'ucm.store', 'pytest', 'hypothesis'}"
     script = f"import sys\n{imports}\nprint(sorted({unwanted} & set(sys.modules)))"
 
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -97,8 +111,9 @@ def test_the_contract_requires_no_native_client_and_no_engine() -> None:
     assert set(runtime_requirements("hicache-shared")) == {"numpy", "pydantic", "typer", "rich"}
 
 
-def test_the_mooncake_adapter_requires_the_contract_it_was_released_with() -> None:
-    needed = runtime_requirements("hicache-mooncake")
+@pytest.mark.parametrize("adapter", sorted(ADAPTERS))
+def test_an_adapter_requires_the_contract_it_was_released_with(adapter: str) -> None:
+    needed = runtime_requirements(adapter)
     version = metadata.version("hicache-shared")
 
     assert set(needed) == {"hicache-shared"}
@@ -106,10 +121,11 @@ def test_the_mooncake_adapter_requires_the_contract_it_was_released_with() -> No
     assert "~=" in str(needed["hicache-shared"].specifier)
 
 
-def test_every_build_of_the_mooncake_client_is_an_extra() -> None:
-    extras = metadata.metadata("hicache-mooncake").get_all("Provides-Extra")
+@pytest.mark.parametrize("adapter", sorted(ADAPTERS))
+def test_every_build_of_a_native_client_is_an_extra(adapter: str) -> None:
+    extras = metadata.metadata(adapter).get_all("Provides-Extra")
 
-    assert set(extras or []) == {"client", "client-cuda13", "client-non-cuda"}
+    assert set(extras or []) == ADAPTERS[adapter]
 
 
 def test_the_hicache_command_is_declared() -> None:

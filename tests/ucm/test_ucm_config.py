@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from importlib.machinery import ModuleSpec
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -81,33 +83,37 @@ def test_the_readme_documents_every_setting() -> None:
 # -- the client ------------------------------------------------------------------------------
 
 
-class Distribution:
-    def __init__(self, version: str) -> None:
-        self.version = version
+def look(monkeypatch: pytest.MonkeyPatch, importable: bool = True, **installed: str) -> None:
+    """Check for UCM where these distributions are installed, ``_`` for ``-`` in their names."""
+    found = {name.replace("_", "-"): version for name, version in installed.items()}
 
+    def version(name: str) -> str:
+        if name not in found:
+            raise PackageNotFoundError(name)
+        return found[name]
 
-def look(monkeypatch: pytest.MonkeyPatch, names: list[str], version: str = "0.8.1") -> None:
-    monkeypatch.setattr(client, "packages_distributions", lambda: {"ucm": names} if names else {})
-    monkeypatch.setattr(client, "distribution", lambda name: Distribution(version))
+    spec = ModuleSpec("ucm", None) if importable else None
+    monkeypatch.setattr(client, "version", version)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     client._check_distribution()
 
 
 def test_the_program_of_the_same_name_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendUnavailableError, match="another program of that name") as failed:
-        look(monkeypatch, ["ucm"])
+        look(monkeypatch, ucm="1.0")
     assert "pip uninstall ucm, then pip install 'hicache-ucm[cu129]'" in str(failed.value)
 
 
 def test_no_client_at_all_gives_the_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendUnavailableError, match=r"not installed: pip install"):
-        look(monkeypatch, [])
+        look(monkeypatch, importable=False)
 
 
 def test_two_builds_that_overwrite_each_other_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BackendUnavailableError, match="uc-manager-cuda-cu129, uc-manager-cuda-cu"):
-        look(monkeypatch, ["uc-manager-cuda-cu130", "uc-manager-cuda-cu129"])
+        look(monkeypatch, uc_manager_cuda_cu129="0.8.1", uc_manager_cuda_cu130="0.8.1")
     with pytest.raises(BackendUnavailableError, match="overwrite each other"):
-        look(monkeypatch, ["uc-manager-cuda-cu129", "ucm"])
+        look(monkeypatch, uc_manager_cuda_cu129="0.8.1", ucm="1.0")
 
 
 @pytest.mark.parametrize("version", ["0.5.0", "0.7.0", "0.8.0"])
@@ -115,12 +121,12 @@ def test_a_version_whose_lookup_stops_at_a_hole_is_refused(
     monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
     with pytest.raises(BackendUnavailableError, match=r"too old: 0\.8\.1 is needed"):
-        look(monkeypatch, ["uc-manager-cuda-cu129"], version)
+        look(monkeypatch, uc_manager_cuda_cu129=version)
 
 
 @pytest.mark.parametrize("version", ["0.8.1", "0.9.0rc3", "0.10.0", "1.0"])
 def test_a_newer_version_is_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    look(monkeypatch, ["uc-manager-cuda-cu129"], version)
+    look(monkeypatch, uc_manager_cuda_cu129=version)
 
 
 @pytest.mark.parametrize(

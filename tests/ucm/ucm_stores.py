@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hicache_shared.store import KeyBatch
-from hicache_ucm.client import NativeModule
+from hicache_ucm.client import native_module
 from hicache_ucm.config import UcmConfig
 from hicache_ucm.store import UcmStore
 from tests.pools import TestPool
@@ -24,7 +24,7 @@ SHAPES = {
 
 def opened(root: Path, **settings: object) -> UcmStore:
     config = UcmConfig.model_validate({"root": str(root), "deadline_s": DEADLINE_S, **settings})
-    return UcmStore(NativeModule(), config)
+    return UcmStore(native_module(), config)
 
 
 def make_pools(pages: int = 16, namespace: str = NAMESPACE) -> dict[str, TestPool]:

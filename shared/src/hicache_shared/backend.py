@@ -143,7 +143,7 @@ class HiCacheBackend(HiCacheStorage):
         self, transfers: list[PoolTransfer], extra_info: ExtraInfo = None
     ) -> dict[str, list[bool]]:
         """Store host pages; one answer a key, True only if the page can be read back."""
-        return _by_name(transfers, self._move("set", transfers))
+        return _by_name(transfers, self._move("set", transfers, _depth(extra_info)))
 
     # -- v1 ---------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class HiCacheBackend(HiCacheStorage):
     def batch_set_v1(
         self, keys: Keys, host_indices: Any, extra_info: ExtraInfo = None
     ) -> list[bool]:
-        return self._move("set", [_kv_transfer(keys, host_indices)])[0]
+        return self._move("set", [_kv_transfer(keys, host_indices)], _depth(extra_info))[0]
 
     # -- flat pages, as SGLang passes them without "interface_v1" -------------------------
 
@@ -230,14 +230,23 @@ class HiCacheBackend(HiCacheStorage):
         with self._closing:
             self._finalizer()
 
-    def _move(self, operation: Operation, transfers: list[PoolTransfer]) -> list[list[bool]]:
+    def _move(
+        self, operation: Operation, transfers: list[PoolTransfer], depth: int | None = None
+    ) -> list[list[bool]]:
         plan = plan_get if operation == "get" else plan_set
         with self._gate.call() as is_open:
             if not is_open:
                 return [[False] * len(t.keys or ()) for t in transfers]
             plans = [plan(self._pools[t.name], t.keys, t.host_indices) for t in transfers]
             check_together(operation, plans)
-            return self._transfers.move(operation, plans)
+            return self._transfers.move(operation, plans, depth)
+
+
+def _depth(extra_info: ExtraInfo) -> int | None:
+    """Pages before a call's first one; None unless SGLang passes prefix keys."""
+    if extra_info is None or extra_info.prefix_keys is None:
+        return None
+    return len(extra_info.prefix_keys)
 
 
 def _kv_transfer(keys: Keys, host_indices: Any) -> PoolTransfer:

@@ -26,6 +26,7 @@ GROUP = "hicache.backends"
 INSTALL: Mapping[str, str] = {
     "ucm": "pip install 'hicache-ucm[cu129]' (Python 3.12)",
     "mooncake": "pip install 'hicache-mooncake[client]'",
+    "umbp": "pip install 'hicache-umbp[client]'",
 }
 """How to install each adapter that has a distribution of its own."""
 

@@ -221,7 +221,9 @@ class PoolRegistry:
         for stored in pool.stored:
             if stored.layout.access is Access.STAGED:
                 for operation in OPERATIONS:
-                    area = StagingArea(stored, self._store.register_memory)
+                    area = StagingArea(
+                        stored, self._store.register_memory, self._store.caps.allocate
+                    )
                     self._staging[stored, operation] = area
 
 

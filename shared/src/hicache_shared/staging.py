@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from hicache_shared.hostmem import aligned_bytes, byte_view
 from hicache_shared.store import Code, PageBatch, StoredPool
 
@@ -21,13 +24,24 @@ Move = Callable[[PageBatch], list[int]]
 
 
 class StagingArea:
-    """Reused memory for some pages of one stored pool. Thread-safe: one user at a time."""
+    """Reused memory for some pages of one stored pool. Thread-safe: one user at a time.
 
-    def __init__(self, stored: StoredPool, register: Callable[[int, int], None]) -> None:
+    Args:
+        stored: the pool.
+        register: told of the memory, once.
+        allocate: where the memory comes from.
+    """
+
+    def __init__(
+        self,
+        stored: StoredPool,
+        register: Callable[[int, int], None],
+        allocate: Callable[[int], npt.NDArray[np.uint8]] = aligned_bytes,
+    ) -> None:
         self._stored = stored
         self._page_bytes = stored.layout.page_bytes
         self.capacity_pages = max(1, min(128, STAGING_BYTES // self._page_bytes))
-        self._memory = aligned_bytes(self.capacity_pages * self._page_bytes)
+        self._memory = allocate(self.capacity_pages * self._page_bytes)
         self._address = self._memory.ctypes.data
         self._lock = threading.Lock()
         register(self._address, self._memory.nbytes)

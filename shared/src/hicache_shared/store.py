@@ -8,13 +8,14 @@ about pages and answers a reason a page.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.layout import PoolLayout
 
 
@@ -72,11 +73,15 @@ class PageBatch:
     ``addresses`` has one entry a page: an ``int`` for a pool of one component, else a
     list of one ``int`` a component, in the order of ``pool.layout.component_bytes``.
     The memory belongs to the caller; a store keeps no address after the call returns.
+
+    ``depth`` is the number of pages before the first one in its chain, where a put was told;
+    the others follow it. A client may keep the start of chains longer than their ends.
     """
 
     pool: StoredPool
     hashes: Sequence[str]
     addresses: list[int] | list[list[int]]
+    depth: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +93,13 @@ class Caps:
         max_unequal_parts: of a store that writes an object in parts of one size: most parts
             that a page is cut into where its components differ in size. Pages of more, if the
             parts are small, come through a staging page. None is no limit.
+        allocate: gives host memory (``uint8[n]``) that the store can move pages to and from
+            once it is registered; for staging pages. Some clients take only their own.
     """
 
     max_components: int | None = 1
     max_unequal_parts: int | None = None
+    allocate: Callable[[int], npt.NDArray[np.uint8]] = aligned_bytes
 
 
 Presence = list[bool] | npt.NDArray[np.bool_]

@@ -58,11 +58,16 @@ class Transfers:
         masks = iter(self._exists(batches, until))
         return [_all_of([next(masks) for _ in pool.stored]) for pool, _ in asks]
 
-    def move(self, operation: Operation, plans: Sequence[PagePlan]) -> list[list[bool]]:
-        """One answer a key of each plan. A logical anchor's pages are always there."""
+    def move(
+        self, operation: Operation, plans: Sequence[PagePlan], depth: int | None = None
+    ) -> list[list[bool]]:
+        """One answer a key of each plan. A logical anchor's pages are always there.
+
+        ``depth`` is the number of pages before each plan's first in its chain, if known.
+        """
         started, until = time.perf_counter(), self.until()
         batches = [
-            PageBatch(stored, plan.keys, stored.layout.addresses(plan.pages))
+            PageBatch(stored, plan.keys, stored.layout.addresses(plan.pages), depth)
             for plan in plans
             for stored in plan.pool.stored
             if stored.layout.access is not Access.STAGED

@@ -7,7 +7,7 @@ from typing import ClassVar
 from hicache_shared.backend import HiCacheBackend
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import PageStore
-from hicache_ucm.client import NativeModule
+from hicache_ucm.client import native_module
 from hicache_ucm.config import UcmConfig
 from hicache_ucm.store import UcmStore
 
@@ -24,4 +24,4 @@ class UcmBackend(HiCacheBackend):
         Raises:
             BackendUnavailableError: UCM is not installed, or the root cannot be used.
         """
-        return UcmStore(NativeModule(), config)
+        return UcmStore(native_module(), config)

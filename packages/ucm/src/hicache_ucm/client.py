@@ -7,12 +7,14 @@ about it is the adapter's store's affair.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import importlib.util
 import os
 from array import array
-from collections.abc import Mapping
-from importlib.metadata import distribution, packages_distributions
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,22 @@ INSTALL = (
     "pip install 'hicache-ucm[cu129]' on Python 3.12 (or [cu130], [cann901-a2], [cann901-a3], "
     "[cann910-a2], [cann910-a3]: exactly one); its PosixStore needs no GPU"
 )
+
+BUILDS = tuple(
+    f"uc-manager-{build}"
+    for build in (
+        "cuda-cu129",
+        "cuda-cu130",
+        "cann901-a2",
+        "cann901-a3",
+        "cann910-a2",
+        "cann910-a3",
+    )
+)
+"""Distributions that hold UCM, as its selector ``uc-manager`` 0.8.1 knows them."""
+
+NAMESAKE = "ucm"
+"""Another program, whose import package has the same name."""
 
 OLDEST = (0, 8, 1)
 """Before it, a lookup stops at the first page that is missing."""
@@ -108,6 +126,16 @@ class NativeModule:
         return NativeStore(native)
 
 
+@functools.cache
+def native_module() -> NativeModule:
+    """UCM, looked for once a process.
+
+    Raises:
+        BackendUnavailableError: see :class:`NativeModule`.
+    """
+    return NativeModule()
+
+
 class NativeStore:
     """One PosixStore. Thread-safe. Keys are 16 bytes each, joined.
 
@@ -180,25 +208,38 @@ def _check_distribution() -> None:
     Raises:
         BackendUnavailableError: it is not.
     """
-    names = sorted(set(packages_distributions().get("ucm", ())))
-    ours = [name for name in names if name.startswith("uc-manager-")]
-    if not names:
+    versions = _installed([*BUILDS, NAMESAKE])
+    ours = sorted(set(versions) - {NAMESAKE})
+    if not ours and importlib.util.find_spec("ucm") is None:
         raise BackendUnavailableError(f"UCM is not installed: {INSTALL}")
     if not ours:
         raise BackendUnavailableError(
-            f"the installed package 'ucm' belongs to {', '.join(names)}, another program of that "
-            f"name; pip uninstall {' '.join(names)}, then {INSTALL}"
+            "the installed package 'ucm' is another program of that name, or a build that is not "
+            f"known here ({', '.join(BUILDS)}); pip uninstall ucm, then {INSTALL}"
         )
-    if len(ours) > 1 or len(names) > 1:
+    if len(versions) > 1:
         raise BackendUnavailableError(
-            f"{', '.join(names)} overwrite each other's files in 'ucm'; uninstall all of them, "
-            f"then {INSTALL}"
+            f"{', '.join(sorted(versions))} overwrite each other's files in the package 'ucm'; "
+            f"uninstall all of them, then {INSTALL}"
         )
-    version = distribution(ours[0]).version
-    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
+    found = versions[ours[0]]
+    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise BackendUnavailableError(
-            f"{ours[0]} {version} is too old: {oldest} is needed, since before it a lookup stops "
+            f"{ours[0]} {found} is too old: {oldest} is needed, since before it a lookup stops "
             f"at the first missing page; {INSTALL}"
         )
+
+
+def _installed(names: Sequence[str]) -> dict[str, str]:
+    """Versions of those of these distributions that are installed.
+
+    They are asked for by name: to look whose files ``ucm`` is takes seconds in an environment
+    as large as SGLang's.
+    """
+    found = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

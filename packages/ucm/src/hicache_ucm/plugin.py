@@ -28,9 +28,9 @@ def serve(options: ServeOptions) -> Iterator[dict[str, Any]]:
     Raises:
         BackendUnavailableError: UCM is not installed.
     """
-    from hicache_ucm.client import NativeModule
+    from hicache_ucm.client import native_module
 
-    NativeModule()
+    native_module()
     with tempfile.TemporaryDirectory(prefix="hicache-ucm-") as folder, chdir(folder), _quiet():
         yield {"root": folder if options.master is None else options.master}
 
