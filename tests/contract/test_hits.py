@@ -50,6 +50,17 @@ def test_an_empty_store_is_asked_one_chunk_of_one_pool() -> None:
     assert result.extra_pool_hit_pages == {"kv": 0}, "pools that were not asked have no verdict"
 
 
+def test_few_keys_are_asked_in_one_call_of_all_pools_where_a_call_costs_more_than_keys() -> None:
+    questions = [Question(KV, ALL), Question(BIG, ALL), Question(SWA, TRAILING)]
+    for stored, hit in ((30, 30), (0, 0)):
+        ask = Asked({"kv": set(KEYS[:stored]), "big": set(KEYS), "swa": set(KEYS)})
+        assert query(KEYS[:40], questions, ask, together=120).kv_hit_pages == hit
+        assert ask.calls == [{"kv": 40, "big": 40, "swa": 40}]
+    ask = Asked({"kv": set(), "big": set(), "swa": set()})
+    query(KEYS[:41], questions, ask, together=120)
+    assert ask.calls == [{"kv": 41}]
+
+
 def test_without_kv_the_smallest_pool_of_all_pages_leads() -> None:
     ask = Asked({"big": set(), "small": set(), "swa": set()})
     query(KEYS, [Question(BIG, ALL), Question(SMALL, ALL), Question(SWA, TRAILING)], ask)
@@ -100,6 +111,7 @@ def test_staged_asking_gives_the_prefixes_of_asking_everything(
     ask = Asked({n: {k for k, p in zip(keys, m, strict=True) if p} for n, m in masks.items()})
     questions = [Question(KV, ALL), Question(BIG, ALL), Question(SWA, TRAILING, window)]
     whole = fold(90, [question.presence(masks[question.pool.name]) for question in questions])
-    staged = query(keys, questions, ask)
-    assert staged.restorable_prefix_pages == whole.restorable_prefix_pages
-    assert staged.kv_hit_pages == whole.kv_hit_pages
+    for together in (0, 1000):
+        staged = query(keys, questions, ask, together=together)
+        assert staged.restorable_prefix_pages == whole.restorable_prefix_pages
+        assert staged.kv_hit_pages == whole.kv_hit_pages

@@ -225,6 +225,24 @@ def test_a_frozen_server_is_not_waited_for_and_a_thawed_one_is_found(
     store.close()
 
 
+def test_health_sees_a_frozen_server_however_often_it_is_asked(
+    server: UmbpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hicache_umbp.session.PULSE_S", 0.3)
+    monkeypatch.setattr("hicache_umbp.session.LOOK_S", 0.0)
+    store, pool = opened(server)
+    server.freeze()
+    end = time.monotonic() + WAIT_S
+    while store.healthy():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    assert exists(store, pool.ask(hashes(N))) == [[False] * N]
+    server.thaw()
+    until(store, pool)
+    assert store.healthy()
+    store.close()
+
+
 def test_closing_does_not_wait_for_a_frozen_server(
     server: UmbpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,7 +131,8 @@ class HiCacheBackend(HiCacheStorage):
             questions = [Question(self._pools.kv, PoolHitPolicy.ALL_PAGES)]
             questions += [Question.of(t, self._pools[t.name]) for t in pool_transfers or ()]
             physical = [question for question in questions if not question.pool.logical]
-            return query(keys, physical, partial(self._transfers.present, self._transfers.until()))
+            ask = partial(self._transfers.present, self._transfers.until())
+            return query(keys, physical, ask, together=self._store.caps.together)
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: ExtraInfo = None

@@ -6,7 +6,7 @@ only inside the run that it has.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,14 +63,18 @@ class Question:
         )
 
 
-def query(keys: Sequence[str], questions: Sequence[Question], ask: Ask) -> PoolTransferResult:
+def query(
+    keys: Sequence[str], questions: Sequence[Question], ask: Ask, *, together: int = 0
+) -> PoolTransferResult:
     """The restorable prefixes of ``keys`` over the given pools, which are all physical.
+
+    Up to ``together`` keys of all pools are asked about in one call.
 
     Pools that were not asked, since the leading pool has nothing, are left out of
     ``extra_pool_hit_pages``: no verdict.
     """
     known: dict[str, Mask] = {}
-    leader = _leader(questions)
+    leader = None if len(keys) * len(questions) <= together else _leader(questions)
     if leader is None:
         run = len(keys)
     else:
@@ -85,7 +89,19 @@ def query(keys: Sequence[str], questions: Sequence[Question], ask: Ask) -> PoolT
     answers = ask(list(followers.values())) if followers else []
     known.update(zip(followers, answers, strict=True))
     asked = [question for question in questions if question.pool.name in known]
+    if asked and all(_whole(question, known, len(keys)) for question in asked):
+        return PoolTransferResult(len(keys), dict.fromkeys(known, len(keys)), _up_to(len(keys)))
     return fold(len(keys), [question.presence(known[question.pool.name]) for question in asked])
+
+
+def _whole(question: Question, known: Mapping[str, Mask], pages: int) -> bool:
+    """Whether a gating pool has every page: then no rule cuts anything, and folding is saved."""
+    present = known[question.pool.name]
+    return question.policy != BLOCK_GROUPS and present.size == pages and bool(present.all())
+
+
+def _up_to(pages: int) -> list[int]:
+    return list(range(1, pages + 1))
 
 
 def _leader(questions: Sequence[Question]) -> Question | None:

@@ -95,11 +95,14 @@ class Caps:
             parts are small, come through a staging page. None is no limit.
         allocate: gives host memory (``uint8[n]``) that the store can move pages to and from
             once it is registered; for staging pages. Some clients take only their own.
+        together: keys that one "exists" takes in little more time than it takes itself, so
+            that a hit query of no more of them asks about all pools at once.
     """
 
     max_components: int | None = 1
     max_unequal_parts: int | None = None
     allocate: Callable[[int], npt.NDArray[np.uint8]] = aligned_bytes
+    together: int = 0
 
 
 Presence = list[bool] | npt.NDArray[np.bool_]

@@ -234,6 +234,8 @@ def _mask(answer: Presence) -> Mask:
 
     Lists go through bytes, which takes a tenth of looking at the type of each answer.
     """
+    if isinstance(answer, np.ndarray) and answer.dtype == np.bool_:
+        return answer
     flags = answer if isinstance(answer, np.ndarray) else np.frombuffer(bytes(answer), np.uint8)
     mask: Mask = flags == 1
     return mask

@@ -53,23 +53,25 @@ def object_bytes(component_bytes: Sequence[int], *, ranged: bool) -> list[int]:
     return [sum(component_bytes) + TRAILER_BYTES]
 
 
-def heads_of(pool: StoredPool, epoch: str, *, ranged: bool) -> list[str]:
-    """What the key of each object of a page begins with, before the page's hash.
-
-    Where several components cannot be one object, each has a key of its own.
-    """
-    objects = len(object_bytes(pool.layout.component_bytes, ranged=ranged))
-    if objects == 1:
-        return [pool.prefix + epoch]
-    return [f"{pool.prefix}{epoch}{part}/" for part in range(objects)]
+def objects_of(pool: StoredPool, *, ranged: bool) -> int:
+    """Objects that a page of the pool becomes."""
+    return 1 if ranged else len(pool.layout.component_bytes)
 
 
 def keys_of(asks: Batches, epochs: Sequence[str], *, ranged: bool) -> list[str]:
-    """The full keys of all objects: batch by batch, component by component, in page order."""
+    """The full keys of all objects: batch by batch, component by component, in page order.
+
+    Where several components cannot be one object, each has a key of its own.
+    """
     keys: list[str] = []
     for ask, epoch in zip(asks, epochs, strict=True):
-        for head in heads_of(ask.pool, epoch, ranged=ranged):
+        head = ask.pool.prefix + epoch
+        objects = objects_of(ask.pool, ranged=ranged)
+        if objects == 1:
             keys += [head + page for page in ask.hashes]
+        else:
+            for part in range(objects):
+                keys += [f"{head}{part}/{page}" for page in ask.hashes]
     return keys
 
 
@@ -92,7 +94,7 @@ def split(flat: list[T], widths: Sequence[tuple[int, int]], join: Join[T]) -> li
 
 def widths_of(batches: Batches, *, ranged: bool) -> list[tuple[int, int]]:
     """Pages of each batch, and objects a page."""
-    return [(len(b.hashes), len(heads_of(b.pool, "", ranged=ranged))) for b in batches]
+    return [(len(batch.hashes), objects_of(batch.pool, ranged=ranged)) for batch in batches]
 
 
 def plain_pages(

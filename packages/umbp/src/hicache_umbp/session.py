@@ -29,6 +29,9 @@ PULSE_S = 1.0
 RETRY_S = 0.2
 """Seconds between looks for a server that is away."""
 
+LONG_PAUSE_S = 2.0
+"""Seconds between tries with a server that is there and does not take this client."""
+
 LOOK_S = 0.05
 """Seconds within which health is not looked at anew."""
 
@@ -120,14 +123,20 @@ class Session:
         peer = self.mode.peer
         if peer is None:
             return False
+        if self._gone(peer, client):
+            return True
+        self.heard(client)
+        return client is not self._client
+
+    def _gone(self, peer: Peer, client: UmbpClient) -> bool:
+        """Whether the client's server has ended. One that is frozen has not."""
         if not peer.listens():
             self._lost(client, State.DEAD.value)
             return True
         if self.mode.reconnects and peer.identity() != self._identity:
             self._lost(client, "was started again")
             return True
-        self.heard(client)
-        return client is not self._client
+        return False
 
     def healthy(self) -> bool:
         """Whether the server answers; looked at every 50 ms at most."""
@@ -140,7 +149,7 @@ class Session:
             self._looked = time.monotonic()
             client = self.client()
             if client is not None:
-                self.suspect(client)
+                self._gone(peer, client)
         return self._up
 
     def register(self, region: Region) -> None:
@@ -153,13 +162,13 @@ class Session:
         missing = self._regions.missing(region)
         if missing is None:
             return
-        if not self.mode.registers:
-            self._refused(missing, "disable_zero_copy_register is set")
-        elif (client := self.client()) is not None:
-            self._register(client, missing)
-        elif not self.mode.reconnects:
+        if self.client() is None and not self.mode.reconnects:
             raise BackendUnavailableError(f"UMBP ({self.mode.name}): its server is away")
-        self._regions.add(missing)
+        # Under the lock, since a fresh client is given the regions that there are.
+        with self._lock:
+            if self._client is not None:
+                self._register(self._client, missing)
+            self._regions.add(missing)
 
     def close(self) -> None:
         """Let go of the client, which takes its memory's registrations with it.
@@ -181,8 +190,7 @@ class Session:
         identity = peer.identity() if peer is not None else None
         client = self.mode.connect(self._pages)
         for region in self._regions:
-            if self.mode.registers:
-                self._register(client, region)
+            self._register(client, region)
         self._identity, self._heard = identity, time.monotonic()
         self._client = client
 
@@ -190,6 +198,7 @@ class Session:
         """The client, if its server is back; one thread looks, the others do not wait."""
         if time.monotonic() < self._next_try or not self._lock.acquire(blocking=False):
             return None
+        pause = RETRY_S
         try:
             if not self._closed and not self._up and peer.state(PULSE_S) is State.UP:
                 if self.mode.reconnects:
@@ -200,9 +209,10 @@ class Session:
             return self._client if self._up else None
         except (BackendUnavailableError, LayoutError) as error:
             logger.warning("UMBP server %s: not connected again yet: %s", peer.name, error)
+            pause = LONG_PAUSE_S
             return None
         finally:
-            self._next_try = time.monotonic() + RETRY_S
+            self._next_try = time.monotonic() + pause
             self._lock.release()
 
     def _lost(self, client: UmbpClient | None, why: str, *, silent: bool = False) -> None:
@@ -219,6 +229,9 @@ class Session:
         logger.error("UMBP server %s %s; pages count as missing until then", name, why)
 
     def _register(self, client: UmbpClient, region: Region) -> None:
+        if not self.mode.registers:
+            self._refused(region, "disable_zero_copy_register is set")
+            return
         try:
             if client.register(region.address, region.nbytes):
                 return
