@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import backends
+
+# A machine may be busy: how long an example takes is no test.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 WITHOUT_BACKEND = "none"
