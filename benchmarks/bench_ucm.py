@@ -2,8 +2,8 @@
 
 Both stand on the same PosixStore of the same wheel with the same settings, are called as
 SGLang calls them (sidecars by v2, KV by v1), on the same host pools, in turns. Each turn
-stores fresh pages, reads them back and asks for them. Before a pool is timed its bytes are
-compared once for either side. Times are medians with the smallest and the largest.
+stores fresh pages, reads them back and asks for them. Before a pool is timed, the bytes of
+four pages are compared for either side. Times are medians with the smallest and the largest.
 ``peer_by_ours`` is the median over the turns of the peer's time by ours, so that what else
 the machine does falls out: above 1 we are faster.
 
@@ -13,12 +13,13 @@ UCM's adapter (the peer) needs torch and SGLang, gigabytes that nothing else her
 work without a GPU. Without them only our figures are shown. To install them, Python 3.12:
 
     pip install torch==2.13.0 torchvision==0.28.0 transformers==5.19.0 pyyaml
-    pip install --no-deps sglang==0.5.23 uc-manager-cuda-cu129==0.8.1
+    pip install --no-deps sglang==0.5.23 uc-manager-cuda-cu129==0.8.1 wrapt==1.17.2
 
 and what SGLang's storage interface imports: the group ``sglang-needs`` of pyproject.toml, and
-apache-tvm-ffi, compressed-tensors, einops, gguf, openai, partial-json-parser. With the peer
-the host pools are SGLang's own classes over torch tensors, for both sides. Set
-``UCM_LOG_LEVEL=error UCM_LOG_TO_FILE=false`` in the environment: UCM logs to standard output.
+apache-tvm-ffi, compressed-tensors, dill, einops, gguf, openai, partial-json-parser,
+sentencepiece. With the peer the host pools are SGLang's own classes over torch tensors, for
+both sides. Set ``UCM_LOG_LEVEL=error UCM_LOG_TO_FILE=false`` in the environment: UCM logs to
+standard output, and reads them when Python starts.
 """
 
 from __future__ import annotations
@@ -494,7 +495,7 @@ def row(case: Case, ours: Side, pages: int, call: str, times: dict[str, Times]) 
     figures: dict[str, Any] = {
         "case": case.name,
         "page_bytes": sum(map(sum, components)),
-        "chunks": sum(sum(sizes) // math.gcd(*sizes) for sizes in components),
+        "parts": sum(sum(sizes) // math.gcd(*sizes) for sizes in components),
         "pages": pages,
         "call": call,
     }
