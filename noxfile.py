@@ -84,6 +84,8 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/sglang",
+        # A file's tests stay in one process, which starts their server once.
+        *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
         *session.posargs,
         env={
             # A backend that does not start fails its tests; it does not skip them.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,18 @@ def backend_of(item: pytest.Item) -> str:
     return str(marker.args[0]) if marker else WITHOUT_BACKEND
 
 
+def is_worker(config: pytest.Config) -> bool:
+    """Whether this is one of several processes that a run is divided over (pytest-xdist)."""
+    return hasattr(config, "workeroutput")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear from a worker, each of which collects all tests, what was left out."""
+    told = getattr(node, "workeroutput", {})  # a worker that died told nothing
+    node.config.stash[LEFT_OUT] = Counter(told.get("left_out", {}))
+
+
 LEFT_OUT = pytest.StashKey[Counter[str]]()
 """Tests of each backend whose client has no wheel for this Python."""
 
@@ -34,6 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.user_properties.append(("backend", backend_of(item)))
         (kept if backends.is_made_for_this_python(backend_of(item)) else left_out).append(item)
     config.stash[LEFT_OUT] = Counter(map(backend_of, left_out))
+    if is_worker(config):
+        config.workeroutput["left_out"] = dict(config.stash[LEFT_OUT])  # type: ignore[attr-defined]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
