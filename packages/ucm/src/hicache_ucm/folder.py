@@ -86,15 +86,14 @@ class Folder:
             OSError: the folder or the lock file cannot be read or written.
         """
         removed = 0
-        with Claims(lock) as claims:
-            for path in self._files():
-                if stop():
-                    break
-                name = os.path.basename(path)
-                if name.endswith(TEMPORARY) and claims.claim(
-                    bytes.fromhex(name.removesuffix(TEMPORARY))
-                ):
-                    removed += _remove(path)
+        for path in self._files():
+            if stop():
+                break
+            name = os.path.basename(path)
+            if name.endswith(TEMPORARY):
+                with Claims(lock) as claims:  # one at a time: writers want these keys meanwhile
+                    if claims.claim(bytes.fromhex(name.removesuffix(TEMPORARY))):
+                        removed += _remove(path)
         return removed
 
     def remove_all(self) -> int:
