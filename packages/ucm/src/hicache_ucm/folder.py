@@ -185,6 +185,11 @@ def _check_locks(root: Path) -> None:
     try:
         with Claims(root / LOCK_FILE) as claims:
             claims.claim(bytes(KEY_BYTES))
+    except PermissionError as error:
+        raise BackendUnavailableError(
+            f"root {str(root)!r}: {LOCK_FILE} in it cannot be written ({error.strerror}); all that "
+            "is in the root must be writable for the user that this runs as"
+        ) from error
     except OSError as error:
         raise BackendUnavailableError(
             f"root {str(root)!r}: its file system gives no locks ({error.strerror}), so two "
