@@ -136,7 +136,7 @@ def test_a_root_without_locks_is_refused_unless_one_rank_has_it_to_itself(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("hicache_ucm.folder.fcntl.fcntl", fail)
-    with pytest.raises(BackendUnavailableError, match='no locks .*"shared": false'):
+    with pytest.raises(BackendUnavailableError, match=r'no locks .*"shared": false'):
         check_root(tmp_path, locks=True)
     check_root(tmp_path, locks=False)
 
