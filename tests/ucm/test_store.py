@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -446,3 +447,12 @@ def test_a_root_of_one_rank_needs_no_lock_file(root: Path, pools: dict[str, Test
     assert get(store, *pools.values()) == [[OK] * 8] * 4
     store.close()
     assert not list(root.rglob("*.lock"))
+
+
+def test_ranks_that_store_the_same_pages_are_not_left_without_locks(root: Path) -> None:
+    config = replace(
+        storage_config(is_mla_model=True, extra={"root": str(root), "shared": False}), dp_rank=1
+    )
+    with pytest.raises(ConfigError, match="shared: this is data-parallel rank 1"):
+        UcmBackend(config, {})
+    UcmBackend(replace(config, dp_rank=0), {}).close()
