@@ -52,6 +52,7 @@ def test_a_claim_excludes_every_other_writer_until_it_is_left(tmp_path: Path) ->
         with Claims(lock) as other:
             assert not other.claim(KEYS[0])
             assert other.claim(KEYS[1]), "another key is free"
+            assert other.claim(KEYS[0][:6] + KEYS[1][6:]), "so is one that begins alike"
     with Claims(lock) as other:
         assert other.claim(KEYS[0])
 
