@@ -46,9 +46,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         item.user_properties.append(("backend", backend_of(item)))
         (kept if backends.is_made_for_this_python(backend_of(item)) else left_out).append(item)
-    config.stash[LEFT_OUT] = Counter(map(backend_of, left_out))
+    left = Counter(map(backend_of, left_out))
+    config.stash[LEFT_OUT] = left
     if is_worker(config):
-        config.workeroutput["left_out"] = dict(config.stash[LEFT_OUT])  # type: ignore[attr-defined]
+        config.workeroutput["left_out"] = dict(left)  # type: ignore[attr-defined]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept

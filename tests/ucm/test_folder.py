@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 from multiprocessing.connection import Connection
@@ -51,6 +52,7 @@ def test_a_claim_excludes_every_other_writer_until_it_is_left(tmp_path: Path) ->
         with Claims(lock) as other:
             assert not other.claim(KEYS[0])
             assert other.claim(KEYS[1]), "another key is free"
+            assert other.claim(KEYS[0][:6] + KEYS[1][6:]), "so is one that begins alike"
     with Claims(lock) as other:
         assert other.claim(KEYS[0])
 
@@ -125,6 +127,30 @@ def test_a_root_that_is_missing_or_no_folder_is_refused_with_what_to_do(tmp_path
     file.write_bytes(b"")
     with pytest.raises(BackendUnavailableError, match="is no folder"):
         check_root(file, locks=True)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EINVAL])
+def test_a_root_without_locks_is_refused_unless_one_rank_has_it_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("hicache_ucm.folder.fcntl.fcntl", fail)
+    with pytest.raises(BackendUnavailableError, match=r'no locks .*"shared": false'):
+        check_root(tmp_path, locks=True)
+    check_root(tmp_path, locks=False)
+
+
+def test_a_lock_file_of_another_user_is_no_lack_of_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr("hicache_ucm.folder.os.open", fail)
+    with pytest.raises(BackendUnavailableError, match="writable for the user"):
+        check_root(tmp_path, locks=True)
 
 
 def test_a_root_on_disk_or_in_memory_is_taken(tmp_path: Path) -> None:

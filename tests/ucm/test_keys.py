@@ -5,12 +5,15 @@ from __future__ import annotations
 from hashlib import sha256
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hicache_ucm.keys import KEY_BYTES, block_ids
 
 DIGEST = bytes(range(16))
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""A busy machine is no failure."""
 
 page_hashes = st.binary(max_size=8).map(lambda seed: sha256(seed).hexdigest())
 any_text = st.one_of(page_hashes, st.text(max_size=70))
@@ -20,6 +23,7 @@ def key(page: str, digest: bytes = DIGEST) -> bytes:
     return block_ids(digest, [page])
 
 
+@patient
 @given(st.lists(any_text, min_size=1, max_size=12))
 def test_a_key_depends_on_its_page_alone_and_not_on_its_neighbours(pages: list[str]) -> None:
     joined = block_ids(DIGEST, pages)
@@ -28,17 +32,20 @@ def test_a_key_depends_on_its_page_alone_and_not_on_its_neighbours(pages: list[s
     assert cut == [key(page) for page in pages]
 
 
+@patient
 @given(st.lists(any_text, min_size=2, max_size=2, unique=True))
 def test_two_pages_have_two_keys(pages: list[str]) -> None:
     assert key(pages[0]) != key(pages[1])
 
 
+@patient
 @given(page_hashes, st.integers(0, 63))
 def test_every_digit_of_a_page_hash_counts(page: str, place: int) -> None:
     digit = "0" if page[place] != "0" else "1"
     assert key(page) != key(page[:place] + digit + page[place + 1 :])
 
 
+@patient
 @given(any_text, st.integers(0, 127))
 def test_every_bit_of_the_digest_counts(page: str, bit: int) -> None:
     other = bytearray(DIGEST)

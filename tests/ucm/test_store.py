@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from hicache_shared.contract import PoolName
-from hicache_shared.errors import ConfigError
+from hicache_shared.errors import BackendUnavailableError, ConfigError
 from hicache_shared.hostmem import byte_view
 from hicache_shared.hostpool import build, preset
 from hicache_shared.layout import layouts_of
@@ -18,6 +20,7 @@ from hicache_shared.store import Code, PageBatch, StoredPool
 from hicache_shared.testing.harness import storage_config
 from hicache_shared.testing.rank import register
 from hicache_ucm import UcmBackend
+from hicache_ucm.client import NativeError, NativeModule, NativeStore
 from hicache_ucm.folder import TEMPORARY
 from hicache_ucm.pool import ROUND_BYTES
 from hicache_ucm.store import UcmStore
@@ -292,8 +295,8 @@ def test_clear_of_what_was_never_stored_is_done(store: UcmStore) -> None:
 def test_a_capacity_that_ucm_cannot_keep_names_the_smallest_that_it_can(root: Path) -> None:
     swa = TestPool.make(NAMESPACE, "swa", 2, (6_589_440,))
     c128 = TestPool.make(NAMESPACE, "c128", 2, (34_560,))
-    store = opened(root, capacity="4gb")
-    with pytest.raises(ConfigError, match=r"'swa' has 3 GiB .*needs 24 GiB.* to 25gb") as failed:
+    store = opened(root, capacity="4gb", pool_capacity={"c128": "1gb"})
+    with pytest.raises(ConfigError, match=r"'swa' has 4 GiB .*needs 24 GiB.* to 24gb") as failed:
         store.open([swa.stored, c128.stored])
     assert "lower data_dir_shard_bytes from 2" in str(failed.value)
     store.close()
@@ -311,6 +314,72 @@ def test_a_capacity_below_what_ucm_counts_in_is_refused(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"536,870,912 bytes.*whole\s*GiB"):
         store.open([TestPool.make(NAMESPACE, "kv", 2, (4096,)).stored])
     store.close()
+
+
+def test_every_pool_whose_share_is_too_small_is_named_with_what_is_enough_for_all(
+    root: Path,
+) -> None:
+    shapes = {"swa": 6_589_440, "c4": 786_240, "c128": 34_560}
+    pools = [TestPool.make(NAMESPACE, name, 2, (nbytes,)).stored for name, nbytes in shapes.items()]
+    store = opened(root, capacity="5gb")
+    with pytest.raises(
+        ConfigError, match=r"c128, c4 would have less .*capacity to 215gb, or set pool_capacity"
+    ):
+        store.open(pools)
+    store.close()
+    enough = opened(root, capacity="215gb")
+    enough.open(pools)
+    enough.close()
+
+
+def test_opening_again_after_a_refusal_divides_the_capacity_the_same_way(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Head shards: several objects a page, in one folder."""
+    model = build(preset("mha"), pages=2, layout="page_head", layers_div=8)
+    shards = layouts_of(
+        "kv", model.group.anchor_entry.host_pool, split_factor=2, first_shard=0, shard_count=4
+    )
+    pools = [
+        StoredPool(shard, f"{NAMESPACE}/kv-{i}/", NAMESPACE, bytes([i]) * 16)
+        for i, shard in enumerate(shards)
+    ]
+    other = TestPool.make(NAMESPACE, "other", 2, (sum(s.page_bytes for s in shards),)).stored
+    given = []
+
+    def refuse(self: NativeModule, folder: Path, **shape: Any) -> NativeStore:
+        given.append(shape["settings"]["posix_capacity_gb"])
+        raise NativeError("-50002, 30")
+
+    monkeypatch.setattr(NativeModule, "open", refuse)
+    store = opened(root, capacity="8gb")
+    for _ in range(3):
+        with pytest.raises(BackendUnavailableError, match=r"Read-only file system; .*writable"):
+            store.open([*pools, other])
+    store.close()
+    assert given == [4, 4, 4]
+
+
+def test_a_capacity_of_a_pool_that_does_not_come_is_said(
+    root: Path, pools: dict[str, TestPool], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(root, pool_capacity={"swaa": "1gb", "kv": "1gb"})
+    store.open([pools["kv"].stored])
+    store.close()
+    assert "pool_capacity names ['swaa']; the pools are ['kv']" in caplog.text
+
+
+def test_two_processes_of_different_capacity_are_told_what_to_make_equal(
+    root: Path, pools: dict[str, TestPool]
+) -> None:
+    first, second = opened(root, capacity="2gb"), opened(root, capacity="3gb")
+    first.open([pools["kv"].stored])
+    with pytest.raises(
+        BackendUnavailableError, match=r"capacity_gb\(this=3, first=2\)(.|\n)*pool_capacity"
+    ):
+        second.open([pools["kv"].stored])
+    second.close()
+    first.close()
 
 
 def test_reading_a_page_makes_it_the_newest_where_the_oldest_are_removed(
@@ -378,3 +447,12 @@ def test_a_root_of_one_rank_needs_no_lock_file(root: Path, pools: dict[str, Test
     assert get(store, *pools.values()) == [[OK] * 8] * 4
     store.close()
     assert not list(root.rglob("*.lock"))
+
+
+def test_ranks_that_store_the_same_pages_are_not_left_without_locks(root: Path) -> None:
+    config = replace(
+        storage_config(is_mla_model=True, extra={"root": str(root), "shared": False}), dp_rank=1
+    )
+    with pytest.raises(ConfigError, match="shared: this is data-parallel rank 1"):
+        UcmBackend(config, {})
+    UcmBackend(replace(config, dp_rank=0), {}).close()

@@ -66,6 +66,15 @@ def test_capacity_is_divided_so_that_pools_hold_as_many_pages() -> None:
     assert config({}).capacities(sizes) == {"swa": 0, "c4": 0, "c128": 0}
 
 
+def test_settings_of_removal_without_a_capacity_are_refused() -> None:
+    with pytest.raises(ConfigError, match="posix_gc_recycle_percent: no page is removed without"):
+        config({"posix_gc_recycle_percent": 0.2})
+    with pytest.raises(ConfigError, match="posix_gc_check_interval_sec: no page is removed"):
+        config({}, HICACHE_UCM_GC_INTERVAL="10")
+    assert config({"posix_gc_recycle_percent": 0.2, "capacity": "9gb"}).capacity == 9 << 30
+    assert config({"posix_gc_recycle_percent": 0.2, "pool_capacity": {"swa": "9gb"}})
+
+
 def test_capacities_of_pools_can_come_as_json_from_the_environment() -> None:
     loaded = config({}, HICACHE_UCM_POOL_CAPACITY=json.dumps({"swa": "2gb"}))
     assert loaded.pool_capacity == {"swa": 2 << 30}

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, model_validator
 
 from hicache_shared.config import (
     ByteSize,
@@ -132,6 +132,16 @@ class UcmConfig(CommonConfig):
         ge=1,
         le=86_400,
     )
+
+    @model_validator(mode="after")
+    def _removal_is_on(self) -> Self:
+        idle = sorted(name for name in self.model_fields_set if name.startswith("posix_gc_"))
+        if idle and not self.capacity and not self.pool_capacity:
+            raise ValueError(
+                f"{', '.join(idle)}: no page is removed without capacity or pool_capacity; give "
+                "one of them, or leave this out"
+            )
+        return self
 
     @property
     def threads(self) -> int:

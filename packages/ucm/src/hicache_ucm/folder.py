@@ -86,15 +86,14 @@ class Folder:
             OSError: the folder or the lock file cannot be read or written.
         """
         removed = 0
-        with Claims(lock) as claims:
-            for path in self._files():
-                if stop():
-                    break
-                name = os.path.basename(path)
-                if name.endswith(TEMPORARY) and claims.claim(
-                    bytes.fromhex(name.removesuffix(TEMPORARY))
-                ):
-                    removed += _remove(path)
+        for path in self._files():
+            if stop():
+                break
+            name = os.path.basename(path)
+            if name.endswith(TEMPORARY):
+                with Claims(lock) as claims:  # one at a time: writers want these keys meanwhile
+                    if claims.claim(bytes.fromhex(name.removesuffix(TEMPORARY))):
+                        removed += _remove(path)
         return removed
 
     def remove_all(self) -> int:
@@ -186,6 +185,11 @@ def _check_locks(root: Path) -> None:
     try:
         with Claims(root / LOCK_FILE) as claims:
             claims.claim(bytes(KEY_BYTES))
+    except PermissionError as error:
+        raise BackendUnavailableError(
+            f"root {str(root)!r}: {LOCK_FILE} in it cannot be written ({error.strerror}); all that "
+            "is in the root must be writable for the user that this runs as"
+        ) from error
     except OSError as error:
         raise BackendUnavailableError(
             f"root {str(root)!r}: its file system gives no locks ({error.strerror}), so two "

@@ -22,6 +22,7 @@ def read(parts: Sequence[Part], health: Health) -> list[list[int]]:
     read; a block of right size is only ever replaced by another of that size.
     """
     answers = []
+    failures: list[str] = []
     with Flight(health) as flight:
         started = []
         for part in parts:
@@ -34,10 +35,10 @@ def read(parts: Sequence[Part], health: Health) -> list[list[int]]:
                 errors = flight.one_by_one(chosen, flight.load, range(len(chosen)))
                 for i, error in zip(good, errors, strict=True):
                     codes[i] = _code_of(error)
-                health.saw("reading", _worst(errors))
-            elif good:
-                health.saw("reading", None)
+                failures += _failures(chosen, errors)
             answers.append(codes)
+    if failures or any(_OK in codes for codes in answers):
+        health.saw("reading", failures[0] if failures else None)
     for part, codes in zip(parts, answers, strict=True):
         if part.pool.removes:
             came = part.subset([i for i, code in enumerate(codes) if code == _OK])
@@ -57,6 +58,7 @@ def _code_of(error: NativeError | None) -> int:
     return int(Code.MISSING if error.code == NOT_FOUND else Code.FAILED)
 
 
-def _worst(errors: Sequence[NativeError | None]) -> str | None:
-    """A failure that is not a page removed meanwhile."""
-    return next((str(e) for e in errors if e is not None and e.code != NOT_FOUND), None)
+def _failures(part: Part, errors: Sequence[NativeError | None]) -> list[str]:
+    """What failed, save for pages that were removed meanwhile."""
+    worst = [str(e) for e in errors if e is not None and e.code != NOT_FOUND]
+    return [f"pool {part.pool.name!r}, {len(worst)} pages: {worst[0]}"] if worst else []

@@ -77,7 +77,10 @@ class UcmStore:
         self._pools = {**self._pools, **dict(zip(pools, opened, strict=True))}
         folders = {pool.folder.path: pool.folder for pool in opened}
         cleaner = threading.Thread(
-            target=self._clean, args=(list(folders.values()),), name="hicache-ucm-clean"
+            target=self._clean,
+            args=(list(folders.values()),),
+            name="hicache-ucm-clean",
+            daemon=True,  # the interpreter waits for others before it closes what is open
         )
         self._cleaners.append(cleaner)
         cleaner.start()

@@ -97,10 +97,11 @@ class Writer:
 
     def _try(self, works: Sequence[_Work], until: float) -> None:
         """One attempt at what is to do; pages that others write are left as they are."""
+        failures: list[str] = []
         with ExitStack() as held, Flight(self._health) as flight:
             started: list[tuple[_Work, list[int], Part, Task]] = []
             for work in works:
-                mine = self._claim(work, held)
+                mine = self._claim(work, held, failures)
                 absent = _settle_present(work, mine)
                 part = work.part.subset(absent)
                 started.append((work, absent, part, flight.dump(part)))
@@ -110,10 +111,12 @@ class Writer:
                     errors = flight.one_by_one(part, flight.dump, range(len(part)))
                 for i, code in zip(absent, _codes(errors, part.pool), strict=True):
                     work.codes[i] = code
-                self._note(part, errors)
-                self._check_stored(work, absent, until)
+                failures += _failures(part, errors)
+                self._check_stored(work, absent, until, failures)
+        if failures or any(len(part) for _, _, part, _ in started):
+            self._health.saw("writing", failures[0] if failures else None)
 
-    def _claim(self, work: _Work, held: ExitStack) -> list[int]:
+    def _claim(self, work: _Work, held: ExitStack, failures: list[str]) -> list[int]:
         """Positions of the pages that nobody else is writing, and nobody will until the end."""
         lock = self._private_lock or work.part.pool.folder.lock
         try:
@@ -121,12 +124,14 @@ class Writer:
             keys = work.part.keys()
             return [i for i in work.todo if claims.claim(keys[i])]
         except OSError as error:
-            self._health.saw("writing", f"{lock}: {error.strerror}")
+            failures.append(f"{lock}: {error.strerror}")
             for i in work.todo:
                 work.codes[i] = _FAILED
             return []
 
-    def _check_stored(self, work: _Work, chosen: Sequence[int], until: float) -> None:
+    def _check_stored(
+        self, work: _Work, chosen: Sequence[int], until: float, failures: list[str]
+    ) -> None:
         """Take back what UCM says is stored and is not.
 
         It says so where giving a block its name failed; and the aio engine gives it only
@@ -148,18 +153,7 @@ class Writer:
             work.codes[i] = _FAILED
         if wrong:
             (path,) = pool.folder.blocks(work.part.subset(wrong[:1]).ids)
-            self._health.saw(
-                "writing", f"UCM said that {len(wrong)} pages are stored; {path} is not there"
-            )
-
-    def _note(self, part: Part, errors: Sequence[NativeError | None]) -> None:
-        failed = [error for error in errors if error is not None]
-        if failed:
-            self._health.saw(
-                "writing", f"pool {part.pool.name!r}, {len(failed)} pages: {failed[0]}"
-            )
-        elif errors:
-            self._health.saw("writing", None)
+            failures.append(f"UCM said that {len(wrong)} pages are stored; {path} is not there")
 
 
 def _settle_present(work: _Work, mine: list[int]) -> list[int]:
@@ -172,6 +166,11 @@ def _settle_present(work: _Work, mine: list[int]) -> list[int]:
         else:
             absent.append(i)
     return absent
+
+
+def _failures(part: Part, errors: Sequence[NativeError | None]) -> list[str]:
+    failed = [error for error in errors if error is not None]
+    return [f"pool {part.pool.name!r}, {len(failed)} pages: {failed[0]}"] if failed else []
 
 
 def _codes(errors: Sequence[NativeError | None], pool: PoolStore) -> list[int]:
