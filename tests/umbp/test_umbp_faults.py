@@ -198,6 +198,56 @@ def test_a_server_killed_under_load_gives_misses_in_bounded_time_and_comes_back(
     store.close()
 
 
+@pytest.mark.parametrize("components", [(1 << 20,), (700_000, 348_576)], ids=len)
+@pytest.mark.parametrize("mode", ["embedded", "standalone"])
+def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
+    server: UmbpServer, mode: str, components: tuple[int, ...]
+) -> None:
+    """A store of 64 pages, a writer that evicts all of them in turn, and three readers."""
+    embedded = {"dram_capacity_bytes": "64mb"}
+    settings = embedded if mode == "embedded" else {"standalone_address": server.address}
+    store, _ = new_store(settings)
+    pools = [TestPool.make("hc1/race", "kv", N, components, shared_bytes) for _ in range(4)]
+    store.open([pool.stored for pool in pools])
+    written: list[int] = []
+    ended = threading.Event()
+    read: list[bool] = []
+
+    def byte_of(page: int) -> int:
+        return page % 251
+
+    def write() -> None:
+        pool = pools[0]
+        for turn in range(100):
+            for page in range(N):
+                for buffer, nbytes in zip(pool.arrays.kv_buffer, components, strict=True):
+                    buffer[page, :nbytes] = byte_of(turn * N + page)
+            codes = store.put([pool.pages(hashes(N, turn * N))], 1.0)[0]
+            written.extend(turn * N + page for page, code in enumerate(codes) if code == Code.OK)
+        ended.set()
+
+    def work(pool: TestPool) -> None:
+        while not ended.is_set():
+            pages = written[-64:]
+            there = exists(store, pool.ask([hashes(1, page)[0] for page in pages]))[0]
+            oldest = [page for page, is_there in zip(pages, there, strict=True) if is_there][:N]
+            names = [hashes(1, page)[0] for page in oldest]
+            codes = store.get([pool.pages(names)], 1.0)[0] if names else []
+            for place, (page, code) in enumerate(zip(oldest, codes, strict=True)):
+                if code == Code.OK:
+                    read.append(set(pool.arrays.page(place)) == {byte_of(page)})
+
+    threads = [threading.Thread(target=write)]
+    threads += [threading.Thread(target=work, args=(pool,)) for pool in pools[1:]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) > 50
+    assert all(read)
+    store.close()
+
+
 def test_a_frozen_server_is_not_waited_for_and_a_thawed_one_is_found(
     server: UmbpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
