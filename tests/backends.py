@@ -2,8 +2,8 @@
 
 ``@pytest.mark.backend("name")`` says which backend a test is about. Such a test skips only
 where the backend's native client is not installed and ``HICACHE_REQUIRE_BACKEND`` is not
-set, or where there is no such client for this Python. With the variable set the test fails; with the client installed it runs, and a server
-that does not start fails it.
+set, or where there is no such client for this Python. With the variable set the test fails;
+with the client installed it runs, and a server that does not start fails it.
 """
 
 from __future__ import annotations
