@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from hicache_shared.errors import ClearError
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.store import Code
 from hicache_umbp.pages import TRAILER_BYTES, Pages
 from hicache_umbp.store import UmbpStore
+from hicache_umbp.trailers import Trailers
 from tests.umbp import umbp_stores
 from tests.umbp.conftest import Opened
 from tests.umbp.umbp_pools import FILL, TestPool, hashes
@@ -419,6 +421,21 @@ def test_more_pages_than_a_piece_of_trailers_holds_go_in_one_call(
     pool.arrays.wipe()
     assert opened.store.get([pool.pages(hashes(count))], DEADLINE_S) == [[Code.OK] * count]
     assert pool.arrays.contents(list(range(count))) == before
+
+
+def test_trailers_are_lent_zeroed_and_to_one_call_at_a_time() -> None:
+    told: list[tuple[int, int]] = []
+    trailers = Trailers(aligned_bytes, lambda address, nbytes: told.append((address, nbytes)))
+    with trailers.lend(3) as one, trailers.lend(300) as two:
+        one.bytes[:] = two.bytes[:] = 7
+        assert len(set(one.addresses + two.addresses)) == 303
+    with trailers.lend(300) as again:
+        assert not again.bytes.any()
+        assert again.addresses == two.addresses
+    assert len(told) == 2
+    for lent, (address, nbytes) in zip((one, two), told, strict=True):
+        assert lent.addresses[0] == address
+        assert lent.addresses[-1] + TRAILER_BYTES <= address + nbytes
 
 
 def test_a_full_store_takes_every_page_in_the_end_and_says_what_is_there() -> None:
