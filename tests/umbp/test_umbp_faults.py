@@ -280,6 +280,42 @@ def test_a_frozen_server_is_not_waited_for_and_a_thawed_one_is_found(
     store.close()
 
 
+def test_the_client_of_a_frozen_server_is_let_go_without_waiting_for_it(
+    server: UmbpServer,
+) -> None:
+    """Its end would wait for the server while holding the interpreter's lock."""
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from hicache_shared.hostmem import Region
+        from hicache_umbp import session as sessions
+        from hicache_umbp.config import UmbpConfig
+        from hicache_umbp.memory import shared_bytes
+        from hicache_umbp.modes import mode_of
+        from tests.umbp.umbp_stores import ALONE
+        sessions.PULSE_AFTER_S, sessions.PULSE_S = 0.0, 0.3
+        config = UmbpConfig.model_validate({"standalone_address": sys.argv[1]})
+        session = sessions.Session(mode_of(config, ALONE))
+        session.open([])
+        memory = shared_bytes(4096)
+        session.register(Region(memory.ctypes.data, memory.nbytes))
+        os.kill(int(sys.argv[2]), signal.SIGSTOP)
+        while session.client() is not None:
+            pass
+        session.close()
+        os.kill(int(sys.argv[2]), signal.SIGCONT)
+        """
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, server.address, str(server.pid)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
+
+
 def test_health_sees_a_frozen_server_however_often_it_is_asked(
     server: UmbpServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
