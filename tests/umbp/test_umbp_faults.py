@@ -120,11 +120,15 @@ def test_health_sees_a_kill_and_a_return_without_any_call(server: UmbpServer) ->
 def test_a_server_that_was_started_again_between_calls_is_noticed(server: UmbpServer) -> None:
     store, pool = opened(server)
     assert store.put([pool.pages(hashes(N))], 5.0) == [[Code.OK] * N]
-    server.kill()
-    server.restart()
-    assert exists(store, pool.ask(hashes(N))) == [[False] * N]
-    until(store, pool)
-    restored(store, pool)
+    for first in ("put", "exists"):
+        server.kill()
+        server.restart()
+        if first == "put":
+            assert store.put([pool.pages(hashes(N))], 5.0) == [[Code.OK] * N]
+        else:
+            assert exists(store, pool.ask(hashes(N))) == [[False] * N]
+            until(store, pool)
+        restored(store, pool)
     store.close()
 
 
@@ -198,6 +202,57 @@ def test_a_server_killed_under_load_gives_misses_in_bounded_time_and_comes_back(
     store.close()
 
 
+@pytest.mark.parametrize("components", [(1 << 20,), (700_000, 348_576)], ids=len)
+@pytest.mark.parametrize("mode", ["embedded", "standalone"])
+def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
+    server: UmbpServer, mode: str, components: tuple[int, ...]
+) -> None:
+    """A store of 64 pages, a writer that evicts all of them in turn, and three readers."""
+    embedded = {"dram_capacity_bytes": "64mb"}
+    settings = embedded if mode == "embedded" else {"standalone_address": server.address}
+    store, _ = new_store(settings)
+    pools = [TestPool.make("hc1/race", "kv", N, components, shared_bytes) for _ in range(4)]
+    store.open([pool.stored for pool in pools])
+    written: list[int] = []
+    ended = threading.Event()
+    read: list[bool] = []
+
+    def byte_of(page: int) -> int:
+        return page % 251
+
+    def write() -> None:
+        pool = pools[0]
+        for turn in range(25):
+            for page in range(N):
+                for buffer, nbytes in zip(pool.arrays.kv_buffer, components, strict=True):
+                    buffer[page, :nbytes] = byte_of(turn * N + page)
+            codes = store.put([pool.pages(hashes(N, turn * N))], 1.0)[0]
+            written.extend(turn * N + page for page, code in enumerate(codes) if code == Code.OK)
+        ended.set()
+
+    def work(pool: TestPool) -> None:
+        while not ended.is_set():
+            pages = written[-64:]
+            there = exists(store, pool.ask([hashes(1, page)[0] for page in pages]))[0]
+            oldest = [page for page, is_there in zip(pages, there, strict=True) if is_there][:N]
+            names = [hashes(1, page)[0] for page in oldest]
+            codes = store.get([pool.pages(names)], 1.0)[0] if names else []
+            for place, (page, code) in enumerate(zip(oldest, codes, strict=True)):
+                if code == Code.OK:
+                    bytes_read = np.frombuffer(pool.arrays.page(place), np.uint8)
+                    read.append(bool((bytes_read == byte_of(page)).all()))
+
+    threads = [threading.Thread(target=write)]
+    threads += [threading.Thread(target=work, args=(pool,)) for pool in pools[1:]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(read) > 50
+    assert all(read)
+    store.close()
+
+
 def test_a_frozen_server_is_not_waited_for_and_a_thawed_one_is_found(
     server: UmbpServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,6 +278,42 @@ def test_a_frozen_server_is_not_waited_for_and_a_thawed_one_is_found(
         time.sleep(0.01)
     restored(store, pool)
     store.close()
+
+
+def test_the_client_of_a_frozen_server_is_let_go_without_waiting_for_it(
+    server: UmbpServer,
+) -> None:
+    """Its end would wait for the server while holding the interpreter's lock."""
+    program = textwrap.dedent(
+        """
+        import os, signal, sys
+        from hicache_shared.hostmem import Region
+        from hicache_umbp import session as sessions
+        from hicache_umbp.config import UmbpConfig
+        from hicache_umbp.memory import shared_bytes
+        from hicache_umbp.modes import mode_of
+        from tests.umbp.umbp_stores import ALONE
+        sessions.PULSE_AFTER_S, sessions.PULSE_S = 0.0, 0.3
+        config = UmbpConfig.model_validate({"standalone_address": sys.argv[1]})
+        session = sessions.Session(mode_of(config, ALONE))
+        session.open([])
+        memory = shared_bytes(4096)
+        session.register(Region(memory.ctypes.data, memory.nbytes))
+        os.kill(int(sys.argv[2]), signal.SIGSTOP)
+        while session.client() is not None:
+            pass
+        session.close()
+        os.kill(int(sys.argv[2]), signal.SIGCONT)
+        """
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, server.address, str(server.pid)],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 def test_health_sees_a_frozen_server_however_often_it_is_asked(

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from hicache_shared.errors import ClearError
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.store import Code
 from hicache_umbp.pages import TRAILER_BYTES, Pages
 from hicache_umbp.store import UmbpStore
+from hicache_umbp.trailers import Trailers
 from tests.umbp import umbp_stores
 from tests.umbp.conftest import Opened
 from tests.umbp.umbp_pools import FILL, TestPool, hashes
@@ -180,11 +182,13 @@ def test_an_object_of_another_size_is_never_a_hit_and_leaves_its_neighbours(
     assert pool.arrays.gaps_untouched()
 
 
-@pytest.mark.parametrize("which", [0, 2])
-def test_one_absent_object_makes_its_page_missing_and_no_other(opened: Opened, which: int) -> None:
+@pytest.mark.parametrize(("which", "part"), [(0, 0), (2, 0), (2, -1)])
+def test_one_absent_object_makes_its_page_missing_and_no_other(
+    opened: Opened, which: int, part: int
+) -> None:
     store, pool = opened.store, opened.pools[which]
     put(store, *opened.pools)
-    opened.raw.raw_delete(objects_of(opened, pool, hashes(N)[5])[0])
+    opened.raw.raw_delete(objects_of(opened, pool, hashes(N)[5])[part])
     before = pool.arrays.contents(list(range(N)))
     pool.arrays.wipe()
     there = exists(store, *opened.pools)
@@ -299,17 +303,16 @@ def test_a_page_that_found_no_space_is_tried_again_until_it_is_there() -> None:
     assert len(client.puts) == 4
 
 
-def test_waiting_for_space_ends_when_nothing_comes_in_and_when_the_store_is_closed(
+def test_waiting_for_space_ends_when_nothing_comes_in_and_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("hicache_umbp.store.STALL_S", 0.05)
     store, client, pool = lying_store(set(hashes(2)))
     assert store.put([pool.pages(hashes(2))], 600.0) == [[Code.NO_SPACE] * 2]
     monkeypatch.setattr("hicache_umbp.store.STALL_S", 600.0)
-    store._closing.set()
     client.puts.clear()
-    assert store.put([pool.pages(hashes(2))], 600.0) == [[Code.NO_SPACE] * 2]
-    assert len(client.puts) == 1
+    assert store.put([pool.pages(hashes(2))], 0.05) == [[Code.NO_SPACE] * 2]
+    assert len(client.puts) < 10
 
 
 class Forgetful(Liar):
@@ -418,6 +421,21 @@ def test_more_pages_than_a_piece_of_trailers_holds_go_in_one_call(
     pool.arrays.wipe()
     assert opened.store.get([pool.pages(hashes(count))], DEADLINE_S) == [[Code.OK] * count]
     assert pool.arrays.contents(list(range(count))) == before
+
+
+def test_trailers_are_lent_zeroed_and_to_one_call_at_a_time() -> None:
+    told: list[tuple[int, int]] = []
+    trailers = Trailers(aligned_bytes, lambda address, nbytes: told.append((address, nbytes)))
+    with trailers.lend(3) as one, trailers.lend(300) as two:
+        one.bytes[:] = two.bytes[:] = 7
+        assert len(set(one.addresses + two.addresses)) == 303
+    with trailers.lend(300) as again:
+        assert not again.bytes.any()
+        assert again.addresses == two.addresses
+    assert len(told) == 2
+    for lent, (address, nbytes) in zip((one, two), told, strict=True):
+        assert lent.addresses[0] == address
+        assert lent.addresses[-1] + TRAILER_BYTES <= address + nbytes
 
 
 def test_a_full_store_takes_every_page_in_the_end_and_says_what_is_there() -> None:

@@ -69,7 +69,6 @@ class UmbpStore:
         self._retry_start_s = retry_start_s
         self._trailers = Trailers(allocate, self.register_memory)
         self._registering = threading.RLock()
-        self._closing = threading.Event()
 
     # -- host memory ----------------------------------------------------------------------
 
@@ -221,9 +220,10 @@ class UmbpStore:
             if len(stored) > most:
                 # The client makes space at the end of a put that found none.
                 most, pause, stalled = len(stored), self._retry_start_s, now + STALL_S
-            elif now >= stalled or self._closing.wait(min(pause, until - now)):
+            elif now >= stalled:
                 break
             else:
+                time.sleep(min(pause, until - now))
                 pause = min(2 * pause, LONGEST_PAUSE_S)
             taken = set(stored)
             todo = [i for i in first.values() if i not in taken]
@@ -322,7 +322,6 @@ class UmbpStore:
 
     def close(self) -> None:
         """Let go of the client, and with it of the memory's registrations."""
-        self._closing.set()
         self._session.close()
 
 
