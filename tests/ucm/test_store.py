@@ -405,20 +405,7 @@ def test_direct_io_is_refused_where_pages_are_no_whole_blocks(
     store.close()
 
 
-def test_aio_is_refused_where_it_would_write_over_memory(
-    root: Path, pools: dict[str, TestPool]
-) -> None:
-    store = opened(root, posix_io_engine="aio")
-    with pytest.raises(ConfigError, match=r"posix_io_engine: with 'aio'.*'layers'.*have 3"):
-        store.open([pools["layers"].stored])
-    store.close()
-
-
-@pytest.mark.parametrize("settings", [{"posix_io_engine": "aio"}, {"io_direct": True}])
-def test_whole_blocks_go_past_the_page_cache_and_are_stored_when_it_is_said(
-    root: Path, settings: dict[str, object]
-) -> None:
-    """With aio, UCM says so before a page can be read."""
+def test_whole_blocks_go_past_the_page_cache(root: Path) -> None:
     model = build(preset("mla"), pages=16, layout="page_first", layers_div=8)
     pool = model.group.anchor_entry.host_pool
     (layout,) = layouts_of("kv", pool)
@@ -426,11 +413,11 @@ def test_whole_blocks_go_past_the_page_cache_and_are_stored_when_it_is_said(
     rng = np.random.default_rng(1)
     byte_view(pool.kv_buffer)[:] = rng.integers(0, 256, pool.kv_buffer.nbytes, dtype=np.uint8)
     before = byte_view(pool.kv_buffer).copy()
-    store = opened(root, **settings)
+    store = opened(root, io_direct=True)
     store.open([stored])
     pages = list(range(8))
     try:
-        for turn in range(20):
+        for turn in range(3):
             batch = PageBatch(stored, hashes(8, start=100 * turn), layout.addresses(pages))
             assert store.put([batch], DEADLINE_S) == [[OK] * 8]
             byte_view(pool.kv_buffer)[: 8 * layout.page_bytes] = 0

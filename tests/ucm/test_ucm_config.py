@@ -58,6 +58,11 @@ def test_a_wrong_setting_is_named_with_what_is_expected(extra: dict[str, Any], n
         config(extra)
 
 
+def test_the_engine_that_writes_over_memory_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"posix_io_engine: 'aio'.*memory behind the first"):
+        config({"posix_io_engine": "aio"})
+
+
 def test_capacity_is_divided_so_that_pools_hold_as_many_pages() -> None:
     loaded = config({"capacity": "110gb", "pool_capacity": {"c128": "3gb"}})
     sizes = {"swa": 10_000, "c4": 1_000, "c128": 50}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, BeforeValidator, model_validator
 
@@ -30,6 +30,18 @@ PoolCapacity = Mapping[str, PositiveByteSize]
 def _absolute(value: str) -> str:
     if not value.startswith("/"):
         raise ValueError("expected an absolute path, since each process has its own current folder")
+    return value
+
+
+def _known_engine(value: str) -> str:
+    if value == "aio":
+        raise ValueError(
+            "not supported: with several buffers a page UCM's aio engine writes over the memory "
+            "behind the first, it says that a page is stored before it can be read, and closing "
+            "may wait for ever"
+        )
+    if value != "psync":
+        raise ValueError("expected 'psync'")
     return value
 
 
@@ -79,13 +91,13 @@ class UcmConfig(CommonConfig):
         description="Go past the page cache. Refused where a pool's pages are not made of whole "
         "4096-byte blocks, as most of DeepSeek V4's are not.",
     )
-    posix_io_engine: Literal["psync", "aio"] = setting(
+    posix_io_engine: Annotated[str, AfterValidator(_known_engine)] = setting(
         "psync",
         env="HICACHE_UCM_IO_ENGINE",
         example="psync",
-        description="UCM's I/O engine. aio goes past the page cache, with the same condition; and "
-        "it is refused for pools with several buffers a page, since it writes over the memory "
-        "behind the first of them.",
+        description="UCM's I/O engine. Its other one, aio, is refused: with several buffers a page "
+        "it writes over the memory behind the first, it says that a page is stored before it can "
+        "be read, and closing may wait for ever.",
     )
     shared: bool = setting(
         True,

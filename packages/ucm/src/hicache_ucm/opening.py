@@ -155,19 +155,12 @@ class Opener:
         return f"raise capacity to {whole}gb, or set pool_capacity[{name!r}] to {gib}gb"
 
     def _check(self, layout: PoolLayout) -> None:
-        shape, config = BlockShape.of(layout), self._config
-        if config.posix_io_engine == "aio" and shape.parts > 1:
+        shape = BlockShape.of(layout)
+        if self._config.io_direct and not _aligned(layout, shape):
             raise ConfigError(
-                f"posix_io_engine: with 'aio' UCM takes all of a page from behind its first "
-                f"buffer, and pages of pool {layout.name!r} have {shape.parts}; use 'psync'"
-                + _one_buffer(layout)
-            )
-        if (config.io_direct or config.posix_io_engine == "aio") and not _aligned(layout, shape):
-            setting = "io_direct" if config.io_direct else "posix_io_engine='aio'"
-            raise ConfigError(
-                f"{setting}: pages of pool {layout.name!r} are of {shape.parts} x "
+                f"io_direct: pages of pool {layout.name!r} are of {shape.parts} x "
                 f"{shape.part_bytes:,} bytes and lie where the pool has them; past the page cache "
-                f"goes only what is whole blocks of {DIRECT_BLOCK} bytes; leave {setting} out"
+                f"goes only what is whole blocks of {DIRECT_BLOCK} bytes; leave io_direct out"
             )
 
 
@@ -184,10 +177,6 @@ def _reason(error: NativeError) -> str:
         "data_dir_shard_bytes and one capacity, a killed one counts for another minute, and where "
         "they do not have the same pools (pipeline parallelism) that takes pool_capacity"
     )
-
-
-def _one_buffer(layout: PoolLayout) -> str:
-    return ", or --hicache-mem-layout page_first" if layout.memory_layout == "layer_first" else ""
 
 
 def _aligned(layout: PoolLayout, shape: BlockShape) -> bool:

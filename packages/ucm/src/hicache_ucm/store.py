@@ -63,7 +63,6 @@ class UcmStore:
             self._health,
             self._closing,
             private_lock=self._lock,
-            late_commit=config.posix_io_engine == "aio",
         )
         self._cleaners: list[threading.Thread] = []
 

@@ -18,9 +18,6 @@ from hicache_ucm.pool import Part, PoolStore
 FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.08
 
-LATE_LOOK_S = 0.001
-"""Between two looks for what the aio engine has yet to name."""
-
 SPACE_WAIT_S = 1.0
 """How long a full disk is tried: what frees space looks for it every 30 s, and meanwhile
 SGLang keeps the pages of a backup from being used otherwise."""
@@ -56,7 +53,6 @@ class Writer:
         closing: set when the store closes; ends every pause.
         private_lock: where claims are kept if the root is one rank's own; None for the
             pools' folders.
-        late_commit: whether a page can be read only some time after UCM says it is stored.
     """
 
     def __init__(
@@ -65,12 +61,10 @@ class Writer:
         closing: threading.Event,
         *,
         private_lock: Path | None,
-        late_commit: bool,
     ) -> None:
         self._health = health
         self._closing = closing
         self._private_lock = private_lock
-        self._late_commit = late_commit
 
     def write(self, parts: Sequence[Part], until: float) -> list[list[int]]:
         """Store a part of each pool, all at once; a code a page.
@@ -82,7 +76,7 @@ class Writer:
         space_until = min(until, time.monotonic() + SPACE_WAIT_S)
         pause = FIRST_PAUSE_S
         while True:
-            self._try([work for work in works if work.todo], until)
+            self._try([work for work in works if work.todo])
             now = time.monotonic()
             again = {_CLAIMED} if now >= space_until else {_CLAIMED, _NO_SPACE}
             for work in works:
@@ -95,7 +89,7 @@ class Writer:
             pause = min(2 * pause, LONGEST_PAUSE_S)
         return [work.answer() for work in works]
 
-    def _try(self, works: Sequence[_Work], until: float) -> None:
+    def _try(self, works: Sequence[_Work]) -> None:
         """One attempt at what is to do; pages that others write are left as they are."""
         failures: list[str] = []
         with ExitStack() as held, Flight(self._health) as flight:
@@ -112,7 +106,7 @@ class Writer:
                 for i, code in zip(absent, _codes(errors, part.pool), strict=True):
                     work.codes[i] = code
                 failures += _failures(part, errors)
-                self._check_stored(work, absent, until, failures)
+                failures += _take_back(work, absent)
         if failures or any(len(part) for _, _, part, _ in started):
             self._health.saw("writing", failures[0] if failures else None)
 
@@ -129,32 +123,6 @@ class Writer:
                 work.codes[i] = _FAILED
             return []
 
-    def _check_stored(
-        self, work: _Work, chosen: Sequence[int], until: float, failures: list[str]
-    ) -> None:
-        """Take back what UCM says is stored and is not.
-
-        It says so where giving a block its name failed; and the aio engine gives it only
-        afterwards, so that has to be waited for.
-        """
-        pool = work.part.pool
-        stored = [i for i in chosen if work.codes[i] == _OK]
-        if not stored:
-            return
-        ids = work.part.subset(stored).ids
-        sizes = pool.folder.sizes(ids)
-        while self._late_commit and set(sizes) != {pool.page_bytes}:
-            left = until - time.monotonic()
-            if left <= 0 or self._closing.wait(min(LATE_LOOK_S, left)):
-                break
-            sizes = pool.folder.sizes(ids)
-        wrong = [i for i, nbytes in zip(stored, sizes, strict=True) if nbytes != pool.page_bytes]
-        for i in wrong:
-            work.codes[i] = _FAILED
-        if wrong:
-            (path,) = pool.folder.blocks(work.part.subset(wrong[:1]).ids)
-            failures.append(f"UCM said that {len(wrong)} pages are stored; {path} is not there")
-
 
 def _settle_present(work: _Work, mine: list[int]) -> list[int]:
     """Note which of these pages are there, whole; the positions of the others."""
@@ -166,6 +134,20 @@ def _settle_present(work: _Work, mine: list[int]) -> list[int]:
         else:
             absent.append(i)
     return absent
+
+
+def _take_back(work: _Work, chosen: Sequence[int]) -> list[str]:
+    """Note which pages UCM says are stored and are not: it does where naming a file failed."""
+    pool = work.part.pool
+    stored = [i for i in chosen if work.codes[i] == _OK]
+    sizes = pool.folder.sizes(work.part.subset(stored).ids)
+    wrong = [i for i, nbytes in zip(stored, sizes, strict=True) if nbytes != pool.page_bytes]
+    for i in wrong:
+        work.codes[i] = _FAILED
+    if not wrong:
+        return []
+    (path,) = pool.folder.blocks(work.part.subset(wrong[:1]).ids)
+    return [f"UCM said that {len(wrong)} pages are stored; {path} is not there"]
 
 
 def _failures(part: Part, errors: Sequence[NativeError | None]) -> list[str]:
