@@ -47,7 +47,7 @@ CAPACITY = 3 << 29
 MOST_BYTES = 180 << 20
 """Of one call."""
 
-MOST_PUT_BYTES = 1 << 29
+MOST_PUT_BYTES = 1 << 30
 """Of one row, there and back."""
 
 

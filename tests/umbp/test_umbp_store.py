@@ -450,6 +450,26 @@ def test_a_full_store_takes_every_page_in_the_end_and_says_what_is_there() -> No
         assert umbp_stores.exists(store, pool.ask(names)) == [[True] * 8]
 
 
+@pytest.mark.parametrize("components", [(1 << 20,), (700_000, 300_000)], ids=len)
+def test_of_a_batch_larger_than_the_store_what_is_said_to_be_stored_can_be_read(
+    components: tuple[int, ...],
+) -> None:
+    store, _ = new_store({"dram_capacity_bytes": "16mb"})
+    pool = TestPool.make("hc1/large", "kv", 64, components)
+    store.open([pool.stored])
+    pool.arrays.fill(1)
+    names = hashes(32)
+    (codes,) = store.put([pool.pages(names)], DEADLINE_S)
+    there = umbp_stores.exists(store, pool.ask(names))[0]
+    assert [code == Code.OK for code in codes] == there
+    assert sum(there) >= 8
+    stored = [page for page, is_there in enumerate(there) if is_there]
+    targets = list(range(32, 32 + len(stored)))
+    batch = pool.pages([names[page] for page in stored], targets)
+    assert store.get([batch], DEADLINE_S) == [[Code.OK] * len(stored)]
+    assert pool.arrays.contents(targets) == pool.arrays.contents(stored)
+
+
 def test_new_pages_find_space_where_all_others_were_just_read() -> None:
     """The client keeps what was read for 500 ms, and evicts the newest page in its place."""
     store, _ = new_store({"dram_capacity_bytes": "16mb"})

@@ -80,7 +80,8 @@ def quiet() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """The client's memory between an SSD and its callers; a call that needs more fails whole.
+    """What one native call must fit into, such as the memory between an SSD and its callers: a
+    call that needs more fails whole.
 
     Attributes:
         page_bytes: bytes of a piece; an object takes whole ones.
@@ -108,7 +109,7 @@ class UmbpClient:
 
     Args:
         native: a ``mori.umbp.UMBPClient``.
-        staging: what its calls must fit into; None where pages are in memory.
+        staging: what its calls must fit into; None where nothing bounds them.
 
     Attributes:
         ranged: whether several buffers can be one object (not in 1.2.2).

@@ -92,6 +92,9 @@ def _embedded(module: Any, config: UmbpConfig, place: Place) -> Mode:
             # Without a master this is the embedded mode too, and it takes the page size. The
             # assignment copies.
             native.distributed = distributed
+        else:
+            # 1.2.2 says of a batch larger than its memory that all of it is there.
+            staging = Staging(1, config.dram_capacity_bytes // 2)
         logger.info(
             "UMBP embedded: %s of %d bytes, page %d bytes",
             config.medium.value,

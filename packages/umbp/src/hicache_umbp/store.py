@@ -272,22 +272,18 @@ class UmbpStore:
         """
         client = self._session.client()
         epochs = self._epochs_of(batches)
-        answers = [[int(Code.UNAVAILABLE)] * len(batch.hashes) for batch in batches]
         if client is None or epochs is None:
-            return answers
-        for in_ranges, call in ((False, plain), (True, ranged)):
-            chosen = [
-                i
-                for i, batch in enumerate(batches)
-                if batch.hashes and _goes_in_ranges(client, batch) is in_ranges
-            ]
-            if not chosen:
-                continue
+            return [[int(Code.UNAVAILABLE)] * len(batch.hashes) for batch in batches]
+        several = [i for i, batch in enumerate(batches) if _goes_in_ranges(client, batch)]
+        single = [i for i in range(len(batches)) if i not in several]
+        answers: list[list[int]] = [[] for _ in batches]
+        for chosen, call in ((single, plain), (several, ranged)):
             part = [batches[i] for i in chosen]
+            if not any(batch.hashes for batch in part):
+                continue
             codes = call(client, part, [epochs[i] for i in chosen])
-            for i, of_batch in zip(
-                chosen, split(codes, widths_of(part, ranged=client.ranged), max), strict=True
-            ):
+            widths = widths_of(part, ranged=client.ranged)
+            for i, of_batch in zip(chosen, split(codes, widths, max), strict=True):
                 answers[i] = of_batch
         return answers
 
