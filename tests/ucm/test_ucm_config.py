@@ -127,9 +127,17 @@ def test_a_version_whose_lookup_stops_at_a_hole_is_refused(
         look(monkeypatch, ["uc-manager-cuda-cu129"], version)
 
 
-@pytest.mark.parametrize("version", ["0.8.1", "0.9.0rc3", "0.10.0", "1.0"])
+@pytest.mark.parametrize(
+    "version", ["0.8.1", "0.8.1+cu129", "0.8.2.post1", "0.9.0rc3", "0.10.0", "1.0"]
+)
 def test_a_newer_version_is_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     look(monkeypatch, ["uc-manager-cuda-cu129"], version)
+
+
+def test_a_build_from_source_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    look(monkeypatch, ["uc-manager"])
+    with pytest.raises(BackendUnavailableError, match="overwrite each other"):
+        look(monkeypatch, ["uc-manager", "uc-manager-cuda-cu129"])
 
 
 @pytest.mark.parametrize(

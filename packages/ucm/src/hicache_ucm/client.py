@@ -10,6 +10,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import re
 from array import array
 from collections.abc import Mapping
 from importlib.metadata import distribution, packages_distributions
@@ -28,6 +29,8 @@ INSTALL = (
 
 OLDEST = (0, 8, 1)
 """Before it, a lookup stops at the first page that is missing."""
+
+_RELEASE = re.compile(r"\d+(\.\d+)*")
 
 NO_TIMEOUT = 0
 """UCM's ``timeout_ms``. A task that UCM gives up on has a worker that still writes into host
@@ -181,7 +184,8 @@ def _check_distribution() -> None:
         BackendUnavailableError: it is not.
     """
     names = sorted(set(packages_distributions().get("ucm", ())))
-    ours = [name for name in names if name.startswith("uc-manager-")]
+    # Without a suffix it is built from source; the selector of that name holds no code.
+    ours = [name for name in names if name == "uc-manager" or name.startswith("uc-manager-")]
     if not names:
         raise BackendUnavailableError(f"UCM is not installed: {INSTALL}")
     if not ours:
@@ -195,8 +199,8 @@ def _check_distribution() -> None:
             f"then {INSTALL}"
         )
     version = distribution(ours[0]).version
-    numbers = tuple(int(part) for part in version.split(".")[:3] if part.isdigit())
-    if numbers < OLDEST:
+    release = _RELEASE.match(version)
+    if release is None or tuple(map(int, release[0].split("."))) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise BackendUnavailableError(
             f"{ours[0]} {version} is too old: {oldest} is needed, since before it a lookup stops "
