@@ -135,3 +135,28 @@ def test_a_full_disk_is_not_tried_beyond_the_time_for_it(
     monkeypatch.setattr("hicache_ucm.writing.SPACE_WAIT_S", 0)
     assert store.put([pools["kv"].pages(KEYS)], DEADLINE_S) == [[int(Code.NO_SPACE)] * 4]
     assert tried == [4, 1, 1, 1, 1]
+
+
+@pytest.mark.backend("ucm")
+def test_space_that_is_made_while_a_call_waits_for_it_is_no_failure(
+    store: UcmStore,
+    pools: dict[str, TestPool],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where old pages are removed, a disk is nearly full all the time."""
+    dump = NativeStore.dump
+    begun = []
+
+    def refuse_at_first(self: NativeStore, ids: bytes, addresses: Addresses) -> int:
+        begun.append(ids)
+        if len(begun) <= 5:
+            raise NativeError("-50002")
+        return dump(self, ids, addresses)
+
+    monkeypatch.setattr(NativeStore, "dump", refuse_at_first)
+    monkeypatch.setattr(Folder, "free_bytes", lambda _: 0)
+    assert store.put([pools["kv"].pages(KEYS)], DEADLINE_S) == [[int(Code.OK)] * 4]
+    assert len(begun) == 6
+    assert store.healthy()
+    assert not caplog.records
