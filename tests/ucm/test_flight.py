@@ -12,7 +12,7 @@ from hicache_ucm.client import Addresses, NativeError, NativeStore
 from hicache_ucm.flight import Flight
 from hicache_ucm.folder import Folder
 from hicache_ucm.health import Health
-from hicache_ucm.pool import Part, PoolStore
+from hicache_ucm.pool import Part, PoolStore, rounds
 from hicache_ucm.store import UcmStore
 from tests.pools import TestPool, hashes
 from tests.ucm.ucm_stores import DEADLINE_S, exists
@@ -77,6 +77,22 @@ def test_each_page_of_a_batch_that_failed_has_its_own_answer(part: Part) -> None
     with Flight(Health("/root", 1)) as flight:
         errors = flight.one_by_one(part, flight.load, range(4))
     assert [error is None for error in errors] == [False, True, True, True]
+
+
+def test_a_large_call_is_cut_into_rounds_of_all_its_pools(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between them a call looks at its deadline."""
+    pool = TestPool.make("hc1/test", "kv", 16, (64,))
+    batches = [pool.pages(hashes(count)) for count in (16, 0, 3)]
+    monkeypatch.setattr("hicache_ucm.pool.ROUND_BYTES", 64 * 5)
+    cut = list(rounds([part.pool] * 3, batches))
+    assert [sum(map(len, parts)) for parts in cut] == [4, 5, 5, 5]
+    for i, batch in enumerate(batches):
+        whole = Part.of(part.pool, batch, slice(None))
+        assert b"".join(parts[i].ids for parts in cut) == whole.ids
+        addresses = np.concatenate([parts[i].addresses for parts in cut])
+        assert (addresses == whole.addresses).all()
 
 
 @pytest.mark.backend("ucm")
