@@ -17,6 +17,7 @@ import pytest
 from hicache_shared.errors import BackendUnavailableError, ClearError
 from hicache_shared.store import Code
 from hicache_ucm import folder
+from hicache_ucm.folder import Folder
 from hicache_ucm.store import UcmStore
 from tests.filesystems import read_only, small_tmpfs
 from tests.pools import TestPool, hashes
@@ -166,6 +167,19 @@ def test_a_call_in_a_device_that_hangs_waits_and_others_miss_at_once(
     until(lambda: get(store, indexer) == [OK] * 8)
     assert "does not come back" in caplog.text
     assert "comes back" in caplog.text
+    store.close()
+
+
+def test_a_device_that_hangs_while_pages_are_made_the_newest_is_noticed(
+    root: Path, pools: dict[str, TestPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kv = pools["kv"]
+    store = opened(root, deadline_s=0.05, capacity="2gb")
+    store.open([kv.stored])
+    assert put(store, kv) == [OK] * 8
+    monkeypatch.setattr(Folder, "touch", lambda *_: until(lambda: not store.healthy()))
+    assert get(store, kv) == [OK] * 8
+    assert store.healthy()
     store.close()
 
 

@@ -12,7 +12,7 @@ from hicache_ucm.client import Addresses, NativeError, NativeStore
 from hicache_ucm.flight import Flight
 from hicache_ucm.folder import Folder
 from hicache_ucm.health import Health
-from hicache_ucm.pool import Part, PoolStore
+from hicache_ucm.pool import Part, PoolStore, rounds
 from hicache_ucm.store import UcmStore
 from tests.pools import TestPool, hashes
 from tests.ucm.ucm_stores import DEADLINE_S, exists
@@ -79,6 +79,22 @@ def test_each_page_of_a_batch_that_failed_has_its_own_answer(part: Part) -> None
     assert [error is None for error in errors] == [False, True, True, True]
 
 
+def test_a_large_call_is_cut_into_rounds_of_all_its_pools(
+    part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between them a call looks at its deadline."""
+    pool = TestPool.make("hc1/test", "kv", 16, (64,))
+    batches = [pool.pages(hashes(count)) for count in (16, 0, 3)]
+    monkeypatch.setattr("hicache_ucm.pool.ROUND_BYTES", 64 * 5)
+    cut = list(rounds([part.pool] * 3, batches))
+    assert [sum(map(len, parts)) for parts in cut] == [4, 5, 5, 5]
+    for i, batch in enumerate(batches):
+        whole = Part.of(part.pool, batch, slice(None))
+        assert b"".join(parts[i].ids for parts in cut) == whole.ids
+        addresses = np.concatenate([parts[i].addresses for parts in cut])
+        assert (addresses == whole.addresses).all()
+
+
 @pytest.mark.backend("ucm")
 def test_tasks_that_ucm_refuses_to_begin_are_failures(
     store: UcmStore, pools: dict[str, TestPool], monkeypatch: pytest.MonkeyPatch
@@ -135,3 +151,28 @@ def test_a_full_disk_is_not_tried_beyond_the_time_for_it(
     monkeypatch.setattr("hicache_ucm.writing.SPACE_WAIT_S", 0)
     assert store.put([pools["kv"].pages(KEYS)], DEADLINE_S) == [[int(Code.NO_SPACE)] * 4]
     assert tried == [4, 1, 1, 1, 1]
+
+
+@pytest.mark.backend("ucm")
+def test_space_that_is_made_while_a_call_waits_for_it_is_no_failure(
+    store: UcmStore,
+    pools: dict[str, TestPool],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where old pages are removed, a disk is nearly full all the time."""
+    dump = NativeStore.dump
+    begun = []
+
+    def refuse_at_first(self: NativeStore, ids: bytes, addresses: Addresses) -> int:
+        begun.append(ids)
+        if len(begun) <= 5:
+            raise NativeError("-50002")
+        return dump(self, ids, addresses)
+
+    monkeypatch.setattr(NativeStore, "dump", refuse_at_first)
+    monkeypatch.setattr(Folder, "free_bytes", lambda _: 0)
+    assert store.put([pools["kv"].pages(KEYS)], DEADLINE_S) == [[int(Code.OK)] * 4]
+    assert len(begun) == 6
+    assert store.healthy()
+    assert not caplog.records

@@ -15,7 +15,7 @@ from hicache_shared.contract import PoolName
 from hicache_shared.errors import BackendUnavailableError, ConfigError
 from hicache_shared.hostmem import byte_view
 from hicache_shared.hostpool import build, preset
-from hicache_shared.layout import layouts_of
+from hicache_shared.layout import Access, layouts_of
 from hicache_shared.store import Code, PageBatch, StoredPool
 from hicache_shared.testing.harness import storage_config
 from hicache_shared.testing.rank import register
@@ -292,6 +292,32 @@ def test_clear_of_what_was_never_stored_is_done(store: UcmStore) -> None:
 # -- settings ------------------------------------------------------------------------------
 
 
+def test_every_setting_of_ucm_reaches_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, object] = {
+        "posix_io_engine": "psync",
+        "io_direct": True,
+        "posix_data_trans_concurrency": 3,
+        "data_dir_shard_bytes": 1,
+        "posix_gc_trigger_threshold_ratio": 0.5,
+        "posix_gc_recycle_percent": 0.25,
+        "posix_gc_check_interval_sec": 7,
+    }
+    given = []
+    opening = NativeModule.open
+
+    def spied(self: NativeModule, folder: Path, **shape: Any) -> NativeStore:
+        given.append(shape["settings"])
+        return opening(self, folder, **shape)
+
+    monkeypatch.setattr(NativeModule, "open", spied)
+    pool = TestPool.make(NAMESPACE, "kv", 2, (4096,)).stored
+    aligned = replace(pool, layout=replace(pool.layout, bases=(4096,), strides=(4096,)))
+    with_removal = opened(root, capacity="2gb", **settings)
+    with_removal.open([aligned])
+    with_removal.close()
+    assert given == [{**settings, "posix_lookup_concurrency": 1, "posix_capacity_gb": 2}]
+
+
 def test_a_capacity_that_ucm_cannot_keep_names_the_smallest_that_it_can(root: Path) -> None:
     swa = TestPool.make(NAMESPACE, "swa", 2, (6_589_440,))
     c128 = TestPool.make(NAMESPACE, "c128", 2, (34_560,))
@@ -402,6 +428,26 @@ def test_direct_io_is_refused_where_pages_are_no_whole_blocks(
     store = opened(root, io_direct=True)
     with pytest.raises(ConfigError, match=r"io_direct: pages of pool 'indexer'.*4096"):
         store.open([pools["indexer"].stored])
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"bases": (4096 + 512,)},
+        {"strides": (4096 + 64,)},
+        {"access": Access.ASKED, "bases": (), "strides": ()},
+    ],
+)
+def test_going_past_the_page_cache_is_refused_where_pages_lie_unaligned_or_anywhere(
+    root: Path, place: dict[str, Any]
+) -> None:
+    pool = TestPool.make(NAMESPACE, "kv", 2, (4096,)).stored
+    aligned = replace(pool.layout, bases=(4096,), strides=(4096,))
+    store = opened(root, io_direct=True)
+    with pytest.raises(ConfigError, match=r"pages of pool 'kv' .* blocks of 4096 bytes"):
+        store.open([replace(pool, layout=replace(aligned, **place))])
+    store.open([replace(pool, layout=aligned)])
     store.close()
 
 

@@ -138,9 +138,19 @@ def test_a_version_whose_lookup_stops_at_a_hole_is_refused(
         look(monkeypatch, uc_manager_cuda_cu129=version)
 
 
-@pytest.mark.parametrize("version", ["0.8.1", "0.9.0rc3", "0.10.0", "1.0"])
+@pytest.mark.parametrize(
+    "version", ["0.8.1", "0.8.1+cu129", "0.8.2.post1", "0.9.0rc3", "0.10.0", "1.0"]
+)
 def test_a_newer_version_is_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     look(monkeypatch, uc_manager_cuda_cu129=version)
+
+
+def test_a_build_from_source_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the name of the selector, which is beside a build and holds no code."""
+    look(monkeypatch, uc_manager="0.8.1")
+    look(monkeypatch, uc_manager="0.8.1", uc_manager_cuda_cu129="0.8.1")
+    with pytest.raises(BackendUnavailableError, match="is too old"):
+        look(monkeypatch, uc_manager="0.7.0")
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -41,11 +42,16 @@ BUILDS = tuple(
 )
 """Distributions that hold UCM, as its selector ``uc-manager`` 0.8.1 knows them."""
 
+SOURCE = "uc-manager"
+"""What is built from source; where a build is installed, this is its selector, without code."""
+
 NAMESAKE = "ucm"
 """Another program, whose import package has the same name."""
 
 OLDEST = (0, 8, 1)
 """Before it, a lookup stops at the first page that is missing."""
+
+_RELEASE = re.compile(r"\d+(\.\d+)*")
 
 NO_TIMEOUT = 0
 """UCM's ``timeout_ms``. A task that UCM gives up on has a worker that still writes into host
@@ -209,6 +215,8 @@ def _check_distribution() -> None:
         BackendUnavailableError: it is not.
     """
     versions = _installed([*BUILDS, NAMESAKE])
+    if not versions and importlib.util.find_spec("ucm") is not None:
+        versions = _installed([SOURCE])
     ours = sorted(set(versions) - {NAMESAKE})
     if not ours and importlib.util.find_spec("ucm") is None:
         raise BackendUnavailableError(f"UCM is not installed: {INSTALL}")
@@ -222,13 +230,12 @@ def _check_distribution() -> None:
             f"{', '.join(sorted(versions))} overwrite each other's files in the package 'ucm'; "
             f"uninstall all of them, then {INSTALL}"
         )
-    found = versions[ours[0]]
-    numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
-    if numbers < OLDEST:
+    release = _RELEASE.match(versions[ours[0]])
+    if release is None or tuple(map(int, release[0].split("."))) < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise BackendUnavailableError(
-            f"{ours[0]} {found} is too old: {oldest} is needed, since before it a lookup stops "
-            f"at the first missing page; {INSTALL}"
+            f"{ours[0]} {versions[ours[0]]} is too old: {oldest} is needed, since before it a "
+            f"lookup stops at the first missing page; {INSTALL}"
         )
 
 

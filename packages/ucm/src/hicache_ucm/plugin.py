@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from pathlib import Path
 from typing import Any
 
 from hicache_shared.plugins import BackendPlugin, ServeOptions
@@ -20,19 +21,28 @@ LOG_LEVEL_VARIABLE = "UCM_LOG_LEVEL"
 
 @contextmanager
 def serve(options: ServeOptions) -> Iterator[dict[str, Any]]:
-    """The folder that is named, else a temporary one that goes when the context ends.
+    """A temporary folder, in the one that is named if any; it goes when the context ends.
 
     UCM logs to standard output, and to ``log/`` in the current folder; in this context the
     former goes to standard error if a log level was asked for, and else both go nowhere.
 
     Raises:
-        BackendUnavailableError: UCM is not installed.
+        ConfigError: what is named cannot be a root.
+        BackendUnavailableError: UCM is not installed, or the folder cannot be used.
     """
     from hicache_ucm.client import native_module
+    from hicache_ucm.folder import check_root
 
     native_module()
-    with tempfile.TemporaryDirectory(prefix="hicache-ucm-") as folder, chdir(folder), _quiet():
-        yield {"root": folder if options.master is None else options.master}
+    if options.master is not None:
+        launch_config(options.master)
+        check_root(Path(options.master), locks=False)
+    with (
+        tempfile.TemporaryDirectory(prefix="hicache-ucm-", dir=options.master) as folder,
+        chdir(folder),
+        _quiet(),
+    ):
+        yield {"root": folder}
 
 
 def launch_config(root: str | None) -> dict[str, Any]:

@@ -37,12 +37,12 @@ def read(parts: Sequence[Part], health: Health) -> list[list[int]]:
                     codes[i] = _code_of(error)
                 failures += _failures(chosen, errors)
             answers.append(codes)
+        for part, codes in zip(parts, answers, strict=True):
+            if part.pool.removes:
+                came = part.subset([i for i, code in enumerate(codes) if code == _OK])
+                part.pool.folder.touch(came.ids)
     if failures or any(_OK in codes for codes in answers):
         health.saw("reading", failures[0] if failures else None)
-    for part, codes in zip(parts, answers, strict=True):
-        if part.pool.removes:
-            came = part.subset([i for i, code in enumerate(codes) if code == _OK])
-            part.pool.folder.touch(came.ids)
     return answers
 
 

@@ -75,8 +75,10 @@ class Writer:
         works = [_Work(part) for part in parts]
         space_until = min(until, time.monotonic() + SPACE_WAIT_S)
         pause = FIRST_PAUSE_S
+        failures: list[str] = []
+        tried = False
         while True:
-            self._try([work for work in works if work.todo])
+            tried |= self._try([work for work in works if work.todo], failures)
             now = time.monotonic()
             again = {_CLAIMED} if now >= space_until else {_CLAIMED, _NO_SPACE}
             for work in works:
@@ -87,11 +89,17 @@ class Writer:
             if self._closing.wait(min(pause, left)):
                 break
             pause = min(2 * pause, LONGEST_PAUSE_S)
+        if tried or failures:
+            lost = any(code in (_FAILED, _NO_SPACE) for work in works for code in work.codes)
+            self._health.saw("writing", failures[0] if lost else None)
         return [work.answer() for work in works]
 
-    def _try(self, works: Sequence[_Work]) -> None:
-        """One attempt at what is to do; pages that others write are left as they are."""
-        failures: list[str] = []
+    def _try(self, works: Sequence[_Work], failures: list[str]) -> bool:
+        """One attempt at what is to do; pages that others write are left as they are.
+
+        Returns:
+            Whether there was anything to write. What failed is added to ``failures``.
+        """
         with ExitStack() as held, Flight(self._health) as flight:
             started: list[tuple[_Work, list[int], Part, Task]] = []
             for work in works:
@@ -107,8 +115,7 @@ class Writer:
                     work.codes[i] = code
                 failures += _failures(part, errors)
                 failures += _take_back(work, absent)
-        if failures or any(len(part) for _, _, part, _ in started):
-            self._health.saw("writing", failures[0] if failures else None)
+        return any(len(part) for _, _, part, _ in started)
 
     def _claim(self, work: _Work, held: ExitStack, failures: list[str]) -> list[int]:
         """Positions of the pages that nobody else is writing, and nobody will until the end."""
