@@ -1,18 +1,23 @@
-"""Small numpy pools with gaps between pages, so that a stray write shows."""
+"""Small pools with gaps between pages, so that a stray write shows, over memory to choose."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.layout import layouts_of
 from hicache_shared.store import KeyBatch, PageBatch, StoredPool
 
 GAP = 64
 FILL = 0xEE
+
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
 
 @dataclass
@@ -21,17 +26,19 @@ class ArrayPool:
 
     pages: int
     component_bytes: tuple[int, ...]
+    allocate: Allocate = aligned_bytes
     layout: str = "page_first"
     page_size: int = 1
     dtype: str = "uint8"
-    kv_buffer: list[np.ndarray[Any, Any]] = field(init=False)
+    kv_buffer: list[npt.NDArray[np.uint8]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.size = self.pages
         self.kv_buffer = [
-            np.full((self.pages, nbytes + GAP), FILL, dtype=np.uint8)
+            self.allocate(self.pages * (nbytes + GAP)).reshape(self.pages, nbytes + GAP)
             for nbytes in self.component_bytes
         ]
+        self.wipe()
 
     def get_page_buffer_meta(self, indices: Any) -> tuple[list[int], list[int]]:
         spans = [
@@ -56,6 +63,9 @@ class ArrayPool:
             for buffer, nbytes in zip(self.kv_buffer, self.component_bytes, strict=True)
         )
 
+    def contents(self, pages: list[int]) -> list[bytes]:
+        return [self.page(page) for page in pages]
+
     def gaps_untouched(self) -> bool:
         return all(
             bool((buffer[:, nbytes:] == FILL).all())
@@ -74,9 +84,14 @@ class TestPool:
 
     @classmethod
     def make(
-        cls, namespace: str, name: str, pages: int, component_bytes: tuple[int, ...]
+        cls,
+        namespace: str,
+        name: str,
+        pages: int,
+        component_bytes: tuple[int, ...],
+        allocate: Allocate = aligned_bytes,
     ) -> TestPool:
-        arrays = ArrayPool(pages, component_bytes)
+        arrays = ArrayPool(pages, component_bytes, allocate)
         (layout,) = layouts_of(name, arrays)
         digest = blake2b(repr((namespace, name, component_bytes)).encode(), digest_size=16).digest()
         stored = StoredPool(layout, f"{namespace}/{name}-{digest.hex()}/", namespace, digest)
@@ -88,9 +103,11 @@ class TestPool:
     def ask(self, hashes: list[str]) -> KeyBatch:
         return KeyBatch(self.stored, hashes)
 
-    def pages(self, hashes: list[str], pages: list[int] | None = None) -> PageBatch:
+    def pages(
+        self, hashes: list[str], pages: list[int] | None = None, depth: int | None = None
+    ) -> PageBatch:
         places = list(range(len(hashes))) if pages is None else pages
-        return PageBatch(self.stored, hashes, self.stored.layout.addresses(places))
+        return PageBatch(self.stored, hashes, self.stored.layout.addresses(places), depth)
 
 
 def hashes(count: int, start: int = 0) -> list[str]:

@@ -50,7 +50,7 @@ def test_an_interrupted_start_leaves_no_folder(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(MooncakeMaster, "_await_answer", interrupted)
+    monkeypatch.setattr(MooncakeMaster, "answers", interrupted)
     with pytest.raises(KeyboardInterrupt), MooncakeMaster():
         pass
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from hicache_umbp.memory import shared_bytes
 from hicache_umbp.server import UmbpServer
 from hicache_umbp.store import UmbpStore
 from hicache_umbp.testing import RawUmbp
-from tests.umbp.umbp_pools import Allocate, TestPool
+from tests.pools import Allocate, TestPool
 from tests.umbp.umbp_stores import new_store
 
 _numbers = itertools.count()

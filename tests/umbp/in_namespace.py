@@ -17,7 +17,7 @@ from hicache_shared.errors import ClearError
 from hicache_umbp.client import quiet
 from hicache_umbp.server import UmbpMaster
 from hicache_umbp.store import UmbpStore
-from tests.umbp.umbp_pools import TestPool, hashes
+from tests.pools import TestPool, hashes
 from tests.umbp.umbp_stores import exists, new_store
 
 N = 8

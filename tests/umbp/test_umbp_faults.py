@@ -21,7 +21,7 @@ from hicache_umbp.memory import shared_bytes
 from hicache_umbp.peer import State, TcpPeer, UnixPeer
 from hicache_umbp.server import UmbpServer
 from hicache_umbp.store import UmbpStore
-from tests.umbp.umbp_pools import TestPool, hashes
+from tests.pools import TestPool, hashes
 from tests.umbp.umbp_stores import exists, new_store
 
 pytestmark = [pytest.mark.backend("umbp"), pytest.mark.faults]
@@ -405,7 +405,7 @@ def test_a_process_ends_cleanly_and_the_client_writes_nothing_to_standard_output
         from hicache_umbp.client import quiet
         from hicache_umbp.memory import shared_bytes
         quiet()
-        from tests.umbp.umbp_pools import TestPool, hashes
+        from tests.pools import TestPool, hashes
         from tests.umbp.umbp_stores import new_store
         address = sys.argv[1]
         store, _ = new_store({"standalone_address": address} if address else {})

@@ -27,7 +27,7 @@ from hicache_umbp.epoch import SharedEpochs
 from hicache_umbp.memory import shared_bytes
 from hicache_umbp.modes import mode_of
 from hicache_umbp.server import UmbpServer
-from tests.umbp.umbp_pools import TestPool, hashes
+from tests.pools import TestPool, hashes
 from tests.umbp.umbp_stores import ALONE, exists, new_store
 
 pytestmark = pytest.mark.backend("umbp")

@@ -14,9 +14,9 @@ from hicache_shared.store import Code
 from hicache_umbp.pages import TRAILER_BYTES, Pages
 from hicache_umbp.store import UmbpStore
 from hicache_umbp.trailers import Trailers
+from tests.pools import FILL, TestPool, hashes
 from tests.umbp import umbp_stores
 from tests.umbp.conftest import Opened
-from tests.umbp.umbp_pools import FILL, TestPool, hashes
 from tests.umbp.umbp_stores import DEADLINE_S, new_store
 
 pytestmark = pytest.mark.backend("umbp")

@@ -18,7 +18,7 @@ from hicache_umbp.modes import mode_of
 from hicache_umbp.session import Session
 from hicache_umbp.store import UmbpStore
 from hicache_umbp.testing import RawUmbp
-from tests.umbp.umbp_pools import TestPool
+from tests.pools import TestPool
 
 DEADLINE_S = 5.0
 ALONE = storage_config(is_mla_model=False)

@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
-import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import ClassVar
 
 from hicache_shared.errors import BackendUnavailableError
+from hicache_shared.server import LOOPBACK, OwnServer, free_ports
 from hicache_umbp.client import INSTALL
 from hicache_umbp.config import UNIX
 from hicache_umbp.paging import HIGHEST, STEP
 from hicache_umbp.peer import Peer, State, TcpPeer, UnixPeer
-
-START_S = 30.0
-STOP_S = 10.0
-LOOPBACK = "127.0.0.1"
 
 
 def program(name: str) -> Path:
@@ -43,140 +33,22 @@ def program(name: str) -> Path:
     raise BackendUnavailableError(f"{name} is not installed: {INSTALL}")
 
 
-class _Server(ABC):
-    """A server process while the context lasts.
+class _Server(OwnServer):
+    """A server of UMBP, which takes its settings from its environment."""
 
-    Not thread-safe; the thread that enters must live as long as the server, since Linux counts
-    the end of that thread as the end of the parent.
-
-    Attributes:
-        address: where it answers; set once entered.
-    """
-
-    name: str
-
-    def __init__(self, log: Path | None, options: Mapping[str, str] | None) -> None:
-        self._log = log
-        self._options = dict(options or {})
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self.address = ""
-
-    @abstractmethod
-    def _place(self, folder: Path) -> None:
-        """Set the address."""
-
-    @abstractmethod
-    def _command(self) -> list[str]: ...
+    def __init__(self, log: Path | None, options: Mapping[str, str]) -> None:
+        super().__init__(log)
+        self._options = dict(options)
 
     @abstractmethod
     def peer(self) -> Peer:
         """How to ask whether the server answers."""
 
-    def __enter__(self) -> Self:
-        try:
-            self._folder = tempfile.TemporaryDirectory(prefix="umbp-")
-            folder = Path(self._folder.name)
-            self._log = self._log or folder / "server.log"
-            self._place(folder)
-            self._start()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+    def answers(self) -> bool:
+        return self.peer().state(1.0) is State.UP
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    @property
-    def pid(self) -> int:
-        return self._running().pid
-
-    def log_text(self) -> str:
-        """What the server logged so far."""
-        if self._log is None or not self._log.exists():
-            return ""
-        return self._log.read_text(errors="replace")
-
-    def restart(self) -> None:
-        """Start an (empty) server at the same address after :meth:`kill`.
-
-        Raises:
-            BackendUnavailableError: it does not start.
-        """
-        self._start()
-
-    def kill(self) -> None:
-        """End the server without warning."""
-        process = self._running()
-        process.kill()
-        process.wait(STOP_S)
-
-    def freeze(self) -> None:
-        """Stop the server from running; its connections stay open."""
-        os.kill(self._running().pid, signal.SIGSTOP)
-        os.waitid(os.P_PID, self._running().pid, os.WSTOPPED | os.WNOWAIT)
-
-    def thaw(self) -> None:
-        """Let a frozen server run on."""
-        os.kill(self._running().pid, signal.SIGCONT)
-
-    def stop(self) -> None:
-        """End the server; harmless where it is not running."""
-        process, self._process = self._process, None
-        if process is not None and process.poll() is None:
-            process.send_signal(signal.SIGCONT)
-            process.terminate()
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(STOP_S)
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = self._log = None
-
-    def _start(self) -> None:
-        if self._log is None:
-            raise BackendUnavailableError(f"{self.name} starts as a context manager")
-        with self._log.open("ab") as log:
-            # In a process group of its own, so that Ctrl-C leaves it to be stopped by its user.
-            self._process = subprocess.Popen(
-                [*_ending_with_parent(), *self._command()],
-                env={**os.environ, **self._options},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                process_group=0,
-            )
-        until = time.monotonic() + START_S
-        peer = self.peer()
-        while peer.state(1.0) is not State.UP:
-            if self._ends_within(0.02):
-                raise BackendUnavailableError(self._why("ended at once"))
-            if time.monotonic() > until:
-                raise BackendUnavailableError(self._why(f"did not answer within {START_S:.0f} s"))
-
-    def _ends_within(self, seconds: float) -> bool:
-        try:
-            self._running().wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def _why(self, what: str) -> str:
-        last = "\n  ".join(self.log_text().splitlines()[-5:])
-        return f"{self.name} {what}; its log ends with:\n  {last}"
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None:
-            raise BackendUnavailableError(f"this {self.name} is not running")
-        return self._process
+    def environment(self) -> Mapping[str, str]:
+        return self._options
 
 
 class UmbpServer(_Server):
@@ -189,7 +61,7 @@ class UmbpServer(_Server):
         options: further variables of its environment.
     """
 
-    name = "umbp_standalone_server"
+    name: ClassVar[str] = "umbp_standalone_server"
 
     def __init__(
         self,
@@ -216,10 +88,10 @@ class UmbpServer(_Server):
     def peer(self) -> Peer:
         return UnixPeer(self.socket)
 
-    def _place(self, folder: Path) -> None:
+    def place(self, folder: Path) -> None:
         self.address = f"{UNIX}{folder}/umbp.sock"
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         return [str(program(self.name)), self.address]
 
 
@@ -233,42 +105,21 @@ class UmbpMaster(_Server):
         options: further variables of its environment.
     """
 
-    name = "umbp_master"
+    name: ClassVar[str] = "umbp_master"
 
     def __init__(
         self, *, log: Path | None = None, options: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(log, options)
+        super().__init__(log, options or {})
         self._metrics_port = 0
 
     def peer(self) -> Peer:
         host, _, port = self.address.rpartition(":")
         return TcpPeer(host, int(port))
 
-    def _place(self, folder: Path) -> None:
-        port, self._metrics_port = _free_ports(2)
+    def place(self, folder: Path) -> None:
+        port, self._metrics_port = free_ports(2)
         self.address = f"{LOOPBACK}:{port}"
 
-    def _command(self) -> list[str]:
+    def command(self) -> list[str]:
         return [str(program(self.name)), self.address, str(self._metrics_port)]
-
-
-def _ending_with_parent() -> list[str]:
-    """A prefix that lets the kernel end the server with its parent, however that ends.
-
-    util-linux has it; without it a parent that is killed leaves its server behind.
-    """
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports of loopback that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind((LOOPBACK, 0))
-        return [int(each.getsockname()[1]) for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
