@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hicache_shared.store import Code
 from hicache_shared.testing.harness import storage_config
 from hicache_shared.testing.rank import register
 from hicache_ucm import UcmBackend
+from hicache_ucm.client import NativeModule, NativeStore
 from hicache_ucm.folder import TEMPORARY
 from hicache_ucm.pool import ROUND_BYTES
 from hicache_ucm.store import UcmStore
@@ -280,3 +283,22 @@ def test_clear_takes_pools_that_are_not_open_and_no_other_namespace(
 
 def test_clear_of_what_was_never_stored_is_done(store: UcmStore) -> None:
     store.clear("hc1/never-0123456789abcdef")
+
+
+def test_head_shards_share_a_folder_and_its_native_store(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    opening = NativeModule.open
+
+    def counted(self: NativeModule, folder: Path, **shape: Any) -> NativeStore:
+        made.append(folder)
+        return opening(self, folder, **shape)
+
+    monkeypatch.setattr(NativeModule, "open", counted)
+    model = build(preset("mha"), pages=2, layout="page_head", layers_div=8)
+    config = storage_config(is_mla_model=False, extra={"root": str(root)})
+    backend = UcmBackend(replace(config, tp_size=2, tp_lcm_size=4, should_split_heads=True), {})
+    register(backend, model)
+    backend.close()
+    assert len(made) == 1
