@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-import select
 import socket
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,31 +32,6 @@ def test_a_master_answers_inside_the_context_and_is_gone_after(tmp_path: Path) -
         pid = master.pid
     assert not alive(pid)
     assert "Master service started" in log.read_text()
-
-
-def test_ctrl_c_in_a_terminal_does_not_reach_the_master() -> None:
-    with MooncakeMaster() as master:
-        assert os.getpgid(master.pid) != os.getpgrp()
-
-
-def test_an_interrupted_start_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(master: MooncakeMaster) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(MooncakeMaster, "answers", interrupted)
-    with pytest.raises(KeyboardInterrupt), MooncakeMaster():
-        pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_frozen_master_is_ended_too() -> None:
-    with MooncakeMaster() as master:
-        pid = master.pid
-        master.freeze()
-    assert not alive(pid)
 
 
 def test_a_killed_master_can_be_started_again_at_its_address() -> None:
@@ -95,24 +66,6 @@ def test_missing_libraries_name_the_debian_packages(
         MooncakeMaster(),
     ):
         pass
-
-
-def test_a_master_does_not_outlive_a_parent_that_is_killed() -> None:
-    program = (
-        "import sys; from hicache_mooncake.server import MooncakeMaster\n"
-        "with MooncakeMaster() as master:\n"
-        "    print(master.pid, flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        watch = os.pidfd_open(pid)
-        parent.kill()
-        gone, _, _ = select.select([watch], [], [], 20)
-        os.close(watch)
-    assert gone
 
 
 def test_the_program_is_found_without_loading_the_client() -> None:
