@@ -126,8 +126,19 @@ def test_what_others_write_to_standard_output_goes_to_standard_error(
     assert captured.err == "native\nchild\n"
 
 
-def test_standard_output_is_as_it_was_after_an_error() -> None:
+def test_what_native_threads_write_after_a_command_is_not_behind_its_text() -> None:
+    source = (
+        "import atexit, os, sys; from hicache_shared.cli import main\n"
+        "atexit.register(os.write, 1, b'late')\n"
+        "sys.argv = ['hicache', 'launch-args', '--backend', 'memory', '--json']\n"
+        "sys.exit(main())"
+    )
+    ended = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert json.loads(ended.stdout)["backend"] == "memory"
+    assert ended.stderr.endswith("late")
 
+
+def test_standard_output_is_as_it_was_after_an_error() -> None:
     before = os.fstat(1)
     with pytest.raises(RuntimeError, match="on purpose"), own_stdout():
         raise RuntimeError("on purpose")

@@ -55,7 +55,7 @@ Master = Annotated[
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code. See :func:`hicache_shared.cli.main`."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    with own_stdout(), interruptible():
+    with own_stdout(give_back=arguments is not None), interruptible():
         return _run_json(given) if "--json" in given else _run(given)
 
 

@@ -24,11 +24,15 @@ class ExitCode(IntEnum):
 
 
 @contextlib.contextmanager
-def own_stdout() -> Iterator[TextIO]:
+def own_stdout(*, give_back: bool = True) -> Iterator[TextIO]:
     """Standard output for the command's own text; everybody else's goes to standard error.
 
     Native clients and servers may write to file descriptor 1, and libraries print: while the
     context lasts both reach standard error. Not thread-safe; for the main thread.
+
+    Args:
+        give_back: whether they get it back in the end. Not in a process that ends with the
+            command: a native thread that logs late would write behind the command's text.
     """
     sys.stdout.flush()
     descriptor = os.dup(1)
@@ -41,7 +45,8 @@ def own_stdout() -> Iterator[TextIO]:
             yield out
         finally:
             out.flush()
-            os.dup2(descriptor, 1)
+            if give_back:
+                os.dup2(descriptor, 1)
 
 
 def code_of(error: Exception) -> ExitCode:
