@@ -122,8 +122,9 @@ def roundtrip(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Run the benchmarks; arguments go to each of them."""
     install(session, [*ADAPTERS], group("tests"))
-    for script in sorted(Path("benchmarks").glob("*.py")):
-        session.run("python", str(script), *session.posargs, env={"PYTHONPATH": None, **UCM_LOGS})
+    for script in sorted(Path("benchmarks").glob("bench_*.py")):
+        command = ["python", "-m", f"benchmarks.{script.stem}", *session.posargs]
+        session.run(*command, env={"PYTHONPATH": None, **UCM_LOGS})
 
 
 @nox.session(python=SGLANG_PYTHON)

@@ -4,7 +4,7 @@ Three tables: a hit query of 2,048 pages over 7 pools (keys and answers; no page
 same query on an empty store, and the share of a get's and a put's time that is spent inside
 the native client. Figures are medians of several calls on one machine, so read them as ratios.
 
-    python benchmarks/bench_mooncake.py [--json]
+    python -m benchmarks.bench_mooncake [--json]
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ around them. Tables for an embedded store and a standalone server: a hit query o
 gets and puts of 6 pools in one call, and of one. Medians of alternating calls on one machine, so
 read them as ratios.
 
-    python benchmarks/bench_umbp.py [--json]
+    python -m benchmarks.bench_umbp [--json]
 """
 
 from __future__ import annotations
