@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Self
 
 from hicache_ucm.client import Addresses, NativeError
@@ -59,14 +59,12 @@ class Flight:
     def dump(self, part: Part) -> Task:
         return self._begin(part, part.pool.native.dump)
 
-    def one_by_one(
-        self, part: Part, begin: Callable[[Part], Task], chosen: Sequence[int]
-    ) -> list[NativeError | None]:
+    def one_by_one(self, part: Part, begin: Callable[[Part], Task]) -> list[NativeError | None]:
         """How each page fares in a task of its own, all of them at once.
 
         For a batch that failed: UCM does not say which page did, and leaves out pages behind.
         """
-        tasks = [begin(part.subset([i])) for i in chosen]
+        tasks = [begin(part.subset([i])) for i in range(len(part))]
         return [task.wait() for task in tasks]
 
     def _begin(self, part: Part, call: Callable[[bytes, Addresses], int]) -> Task:

@@ -32,7 +32,7 @@ def read(parts: Sequence[Part], health: Health) -> list[list[int]]:
             started.append((codes, good, chosen, flight.load(chosen)))
         for codes, good, chosen, task in started:
             if task.wait() is not None:
-                errors = flight.one_by_one(chosen, flight.load, range(len(chosen)))
+                errors = flight.one_by_one(chosen, flight.load)
                 for i, error in zip(good, errors, strict=True):
                     codes[i] = _code_of(error)
                 failures += _failures(chosen, errors)

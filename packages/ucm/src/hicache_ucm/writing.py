@@ -110,7 +110,7 @@ class Writer:
             for work, absent, part, task in started:
                 errors: Sequence[NativeError | None] = [None] * len(part)
                 if task.wait() is not None:
-                    errors = flight.one_by_one(part, flight.dump, range(len(part)))
+                    errors = flight.one_by_one(part, flight.dump)
                 for i, code in zip(absent, _codes(errors, part.pool), strict=True):
                     work.codes[i] = code
                 failures += _failures(part, errors)
