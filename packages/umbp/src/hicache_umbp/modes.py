@@ -113,7 +113,17 @@ def _standalone(module: Any, config: UmbpConfig, place: Place) -> Mode:
         )
     started: list[bool] = []
 
+    peer = UnixPeer(Path(config.standalone_address.removeprefix(UNIX)))
+
     def connect(pages: Components) -> UmbpClient:
+        # The client names itself to the server by its process ID. Two clients of one name write
+        # into each other's memory, and answer True.
+        if not peer.counts_processes_as_here():
+            raise BackendUnavailableError(
+                f"UMBP's server at {peer.name} is in another PID namespace, where two containers' "
+                "clients of one process ID would be given each other's pages; share the "
+                "namespace (docker run --pid, Kubernetes shareProcessNamespace or hostPID)"
+            )
         native = _native_config(module, config, place)
         standalone = module.UMBPStandaloneProcessConfig()
         standalone.address = config.standalone_address
@@ -130,10 +140,7 @@ def _standalone(module: Any, config: UmbpConfig, place: Place) -> Mode:
         started.append(True)
         return client
 
-    path = Path(config.standalone_address.removeprefix(UNIX))
-    return Mode(
-        "standalone server", connect, peer=UnixPeer(path), reconnects=True, must_register=True
-    )
+    return Mode("standalone server", connect, peer=peer, reconnects=True, must_register=True)
 
 
 def _distributed(module: Any, config: UmbpConfig, place: Place) -> Mode:
