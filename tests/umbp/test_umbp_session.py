@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +20,7 @@ from tests.umbp.umbp_stores import exists, new_store
 
 pytestmark = [pytest.mark.backend("umbp"), pytest.mark.faults]
 
+ROOT = Path(__file__).parents[2]
 N = 8
 WAIT_S = 30.0
 
@@ -107,3 +111,32 @@ def test_calls_do_not_wait_for_a_registration_that_waits_for_a_frozen_server(
     assert answers == [[[False] * N]]
     works(store, late)
     store.close()
+
+
+CLOSES = """
+import os, signal, sys
+from hicache_umbp.memory import shared_bytes
+from tests.pools import TestPool, hashes
+from tests.umbp.umbp_stores import new_store
+store, _ = new_store({"standalone_address": sys.argv[1]})
+pool = TestPool.make("hc1/close", "kv", 4, (1000,), shared_bytes)
+store.open([pool.stored])
+assert store.put([pool.pages(hashes(4))], 5.0) == [[0] * 4]
+os.kill(int(sys.argv[2]), signal.SIGSTOP)
+store.close()
+"""
+
+
+def test_closing_does_not_wait_for_a_server_that_froze_a_moment_ago(server: UmbpServer) -> None:
+    """In a process of its own, since the client's end holds the interpreter's lock."""
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-c", CLOSES, server.address, str(server.pid)],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            cwd=ROOT,
+        )
+    finally:
+        server.thaw()
+    assert ended.returncode == 0, ended.stderr[-2000:]

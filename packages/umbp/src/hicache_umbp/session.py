@@ -184,6 +184,7 @@ class Session:
         Regions are not deregistered one by one: a standalone server's client (1.2.4) loses
         all of them with the first.
         """
+        self._heard = 0.0  # whatever was heard before: the client's end waits for a frozen server
         client = self.client()
         self._closed = True
         self._regions.drain()
