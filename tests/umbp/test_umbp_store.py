@@ -427,7 +427,7 @@ def test_memory_is_registered_in_whole_huge_pages(
         return Region(start, end - start)
 
     monkeypatch.setattr("hicache_umbp.store.rounded_to_huge_pages", rounded)
-    store, _ = new_store({})
+    store, _ = new_store({"dram_capacity_bytes": "64mb"})
     pool = TestPool.make("hc1/huge", "kv", 2, (5000,))
     store.open([] if late else [pool.stored])
     if late:
