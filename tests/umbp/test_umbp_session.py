@@ -115,6 +115,7 @@ def test_calls_do_not_wait_for_a_registration_that_waits_for_a_frozen_server(
 
 CLOSES = """
 import os, signal, sys
+from pathlib import Path
 from hicache_umbp.memory import shared_bytes
 from tests.pools import TestPool, hashes
 from tests.umbp.umbp_stores import new_store
@@ -123,6 +124,9 @@ pool = TestPool.make("hc1/close", "kv", 4, (1000,), shared_bytes)
 store.open([pool.stored])
 assert store.put([pool.pages(hashes(4))], 5.0) == [[0] * 4]
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
+threads = list(Path("/proc", sys.argv[2], "task").glob("*/stat"))
+while any(thread.read_text().rpartition(")")[2].split()[0] != "T" for thread in threads):
+    pass
 store.close()
 """
 
