@@ -336,6 +336,41 @@ def test_a_store_too_small_for_its_pages_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"dram_low_watermark": 0.96}, "dram_low_watermark: 0.96 is not below the high one"),
+        ({"dram_page_size": "1gb"}, "in pages of 1073741824"),
+    ],
+)
+def test_memory_settings_with_which_no_page_would_be_evicted_are_refused(
+    settings: dict[str, Any], words: str
+) -> None:
+    store, _ = new_store({"dram_capacity_bytes": "16mb", **settings})
+    pool = TestPool.make("hc1/marks", "kv", 2, (4 << 20,))
+    with pytest.raises(ConfigError, match=words):
+        store.open([pool.stored])
+
+
+def test_a_high_watermark_without_room_above_it_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for nbytes, high, warned in ((1 << 20, 0.9, 0), (4 << 20, 0.9, 1), (4 << 20, 0.6, 0)):
+        caplog.clear()
+        store, _ = new_store({"dram_capacity_bytes": "16mb", "dram_high_watermark": high})
+        store.open([TestPool.make("hc1/marks", "kv", 2, (nbytes,)).stored])
+        assert len([r for r in caplog.records if "leaves no room" in r.message]) == warned
+
+
+@pytest.mark.parametrize("high", [0.001, 0.005, 0.5, 1.0])
+def test_a_low_watermark_that_was_not_given_is_between_nothing_and_the_high_one(
+    high: float,
+) -> None:
+    config = UmbpConfig.model_validate({"dram_high_watermark": high})
+    given, low = modes._watermarks(config, 0.97, 1)
+    assert 0 < low < given == high
+
+
+@pytest.mark.parametrize(
     ("settings", "missing", "words"),
     [
         ({"medium": "ssd"}, "UMBPMedium", "needs amd-mori 1.2.4"),

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +25,14 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+ROOT = Path(__file__).parents[2]
+
+IN_A_CONTAINER = [
+    *("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"),
+]
+"""Processes of two containers have the same IDs."""
 
 
 @pytest.mark.parametrize("kind", [UmbpServer, UmbpMaster])
@@ -45,3 +57,35 @@ def test_the_programs_are_found_without_loading_the_client() -> None:
     assert program("umbp_master").name == "umbp_master"
     with pytest.raises(BackendUnavailableError, match=r"hicache-umbp\[client\]"):
         program("umbp_nothing")
+
+
+OPENS = """
+import sys
+from hicache_shared.errors import BackendUnavailableError
+from tests.umbp.umbp_stores import new_store
+store, _ = new_store({"standalone_address": sys.argv[1]})
+try:
+    store.open([])
+except BackendUnavailableError as error:
+    print(error)
+"""
+
+
+class ServerInAContainer(UmbpServer):
+    def command(self) -> list[str]:
+        return [*IN_A_CONTAINER, *super().command()]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare of util-linux")
+@pytest.mark.parametrize("inside", ["neither", "client", "server"])
+def test_a_server_that_counts_processes_otherwise_is_refused(inside: str) -> None:
+    """The client's name there is its process ID, and clients of one name share memory."""
+    kind = ServerInAContainer if inside == "server" else UmbpServer
+    with kind(capacity_bytes=64 * MB) as server:
+        command = [*(IN_A_CONTAINER if inside == "client" else []), sys.executable, "-c", OPENS]
+        done = subprocess.run(
+            [*command, server.address], capture_output=True, text=True, timeout=60, cwd=ROOT
+        )
+        server.kill()
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert ("is in another PID namespace" in done.stdout) == (inside != "neither")

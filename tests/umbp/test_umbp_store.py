@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hicache_shared.errors import ClearError
-from hicache_shared.hostmem import aligned_bytes
+from hicache_shared.hostmem import Region, aligned_bytes
 from hicache_shared.store import Code
 from hicache_umbp.pages import TRAILER_BYTES, Pages
-from hicache_umbp.store import UmbpStore
+from hicache_umbp.store import STALL_S, UmbpStore
 from hicache_umbp.trailers import Trailers
 from tests.pools import FILL, TestPool, hashes
 from tests.umbp import umbp_stores
@@ -315,6 +315,42 @@ def test_waiting_for_space_ends_when_nothing_comes_in_and_at_the_deadline(
     assert len(client.puts) < 10
 
 
+class Slow(Liar):
+    """Stores one key more in every second put."""
+
+    def put(self, pages: Pages, depths: list[int] | None = None) -> list[bool]:
+        self.puts.append(pages.keys)
+        if len(self.puts) % 2 == 0:
+            self.there.add(pages.keys[0])
+        return [False] * len(pages.keys)
+
+
+def test_waiting_for_space_goes_on_as_long_as_pages_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every look at the clock finds it a quarter of a stall later."""
+    monkeypatch.setattr("hicache_umbp.store.time", Clock(STALL_S / 4))
+    store, _, pool = lying_store(set())
+    client: Any = Slow(set(), 1)
+    store._session._client = client
+    assert store.put([pool.pages(hashes(4))], 600.0) == [[Code.OK] * 4]
+
+
+class Clock:
+    """Time that passes by being looked at."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s = 0.0
+        self.step_s = step_s
+
+    def monotonic(self) -> float:
+        self.now_s += self.step_s
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        pass
+
+
 class Forgetful(Liar):
     """Keeps the last two keys."""
 
@@ -378,6 +414,25 @@ def test_views_of_one_storage_and_the_same_pool_are_registered_once(
     store.register_memory(memory.ctypes.data, memory.nbytes)
     store.register_memory(memory.ctypes.data + 100, 100)
     assert len(list(store._session._regions)) == before + 2
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_memory_is_registered_in_whole_huge_pages(
+    monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """In an embedded store, which takes any memory."""
+
+    def rounded(region: Region) -> Region:
+        start, end = region.address >> 21 << 21, -(-region.end >> 21) << 21
+        return Region(start, end - start)
+
+    monkeypatch.setattr("hicache_umbp.store.rounded_to_huge_pages", rounded)
+    store, _ = new_store({"dram_capacity_bytes": "64mb"})
+    pool = TestPool.make("hc1/huge", "kv", 2, (5000,))
+    store.open([] if late else [pool.stored])
+    if late:
+        store.register(pool.stored)
+    assert list(store._session._regions) == [rounded(r) for r in pool.stored.layout.regions]
 
 
 def test_calls_of_many_threads_do_not_mix(opened: Opened, namespace: str) -> None:

@@ -42,9 +42,15 @@ class UmbpBackend(HiCacheBackend):
                 f"{storage_config.tp_size} TP ranks write this model's pools, so the others would "
                 "never hit; set standalone_address or master_address"
             )
+        epochs = epochs_of(config)
+        if isinstance(epochs, SharedEpochs) and epochs.mounted_alone():
+            raise ConfigError(
+                f"standalone_address: {config.standalone_address} is mounted without its folder, "
+                "so a clear by another client would not be seen here; mount the folder"
+            )
         return UmbpStore(
             Session(mode),
-            epochs_of(config),
+            epochs,
             allocate=shared_bytes if config.standalone_address else aligned_bytes,
             retry_start_s=config.retry_start_ms / 1000,
         )

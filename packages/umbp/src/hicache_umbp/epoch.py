@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import threading
 import time
 from pathlib import Path
 from typing import Protocol
 
 from hicache_shared.errors import ClearError
+
+MOUNTS = Path("/proc/self/mountinfo")
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+"""How a space, tab, line end or backslash stands in a mount point."""
 
 
 class Epochs(Protocol):
@@ -50,12 +56,13 @@ class SharedEpochs:
     may. They are not objects of the store, which would evict them.
 
     Args:
-        socket: path of the server's socket.
+        socket: path of the server's socket. Links are followed, since all clients must look in
+            one folder, whichever path each was given.
     """
 
     def __init__(self, socket: Path) -> None:
-        self._folder = socket.with_name(f"{socket.name}.epochs")
-        self._socket = socket
+        self._socket = socket.resolve()
+        self._folder = self._socket.with_name(f"{self._socket.name}.epochs")
         self._seen: dict[str, tuple[tuple[int, int], str]] = {}
 
     def of(self, namespace: str) -> str:
@@ -80,7 +87,11 @@ class SharedEpochs:
     def advance(self, namespace: str) -> None:
         """Raises ClearError where other clients may not see the folder, or it is not ours."""
         try:
-            self._check_shared()
+            if self.mounted_alone():
+                raise ClearError(
+                    f"UMBP cannot clear: {self._socket} is mounted without its folder, so other "
+                    "clients of the server would not see it; mount the folder"
+                )
             self._folder.mkdir(exist_ok=True)
             with (self._folder / "lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
@@ -101,13 +112,15 @@ class SharedEpochs:
         os.utime(fresh, ns=(now, now))
         fresh.replace(path)
 
-    def _check_shared(self) -> None:
-        """A socket that was mounted alone lies on another device than the folder around it."""
+    def mounted_alone(self) -> bool:
+        """Whether the folder around the socket is not the one that other clients look in.
+
+        A socket that was mounted alone lies on another device than its folder, or is a mount
+        of its own where both come from one file system.
+        """
         if device_of(self._socket) != device_of(self._socket.parent):
-            raise ClearError(
-                f"UMBP cannot clear: {self._socket} is mounted without its folder, so other "
-                "clients of the server would not see it; mount the folder"
-            )
+            return True
+        return str(self._socket) in mounts()
 
     def _path(self, namespace: str) -> str:
         return f"{self._folder}/{namespace.replace('/', '_')}"
@@ -116,6 +129,14 @@ class SharedEpochs:
 def device_of(path: Path) -> int:
     """The device that a path lies on."""
     return path.stat().st_dev
+
+
+def mounts() -> set[str]:
+    """Where something is mounted (Linux; proc_pid_mountinfo(5)); empty where it is not told."""
+    if not MOUNTS.exists():
+        return set()
+    lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
+    return {_ESCAPED.sub(lambda code: chr(int(code[1], 8)), line.split(" ")[4]) for line in lines}
 
 
 class NoEpochs:

@@ -113,7 +113,17 @@ def _standalone(module: Any, config: UmbpConfig, place: Place) -> Mode:
         )
     started: list[bool] = []
 
+    peer = UnixPeer(Path(config.standalone_address.removeprefix(UNIX)))
+
     def connect(pages: Components) -> UmbpClient:
+        # The client names itself to the server by its process ID. Two clients of one name write
+        # into each other's memory, and answer True.
+        if not peer.counts_processes_as_here():
+            raise BackendUnavailableError(
+                f"UMBP's server at {peer.name} is in another PID namespace, where two containers' "
+                "clients of one process ID would be given each other's pages; share the "
+                "namespace (docker run --pid, Kubernetes shareProcessNamespace or hostPID)"
+            )
         native = _native_config(module, config, place)
         standalone = module.UMBPStandaloneProcessConfig()
         standalone.address = config.standalone_address
@@ -130,10 +140,7 @@ def _standalone(module: Any, config: UmbpConfig, place: Place) -> Mode:
         started.append(True)
         return client
 
-    path = Path(config.standalone_address.removeprefix(UNIX))
-    return Mode(
-        "standalone server", connect, peer=UnixPeer(path), reconnects=True, must_register=True
-    )
+    return Mode("standalone server", connect, peer=peer, reconnects=True, must_register=True)
 
 
 def _distributed(module: Any, config: UmbpConfig, place: Place) -> Mode:
@@ -216,17 +223,40 @@ def _set_page_size(
     page = config.dram_page_size or paging.page_bytes(objects)
     distributed.dram_page_size = page
     capacity = config.dram_capacity_bytes
-    if objects and capacity < 2 * max(objects):
+    largest = max(objects, default=0)
+    if objects and (capacity < 2 * largest or capacity < 2 * page):
         raise ConfigError(
-            f"dram_capacity_bytes: {capacity} bytes hold no two objects of {max(objects)}; give "
-            "the store more, for example dram_capacity_bytes='4gb'"
+            f"dram_capacity_bytes: {capacity} bytes hold no two objects of {largest} in pages of "
+            f"{page}; give the store more, for example dram_capacity_bytes='4gb'"
         )
-    high, low = paging.watermarks(capacity, page, objects)
-    native.dram.high_watermark = config.dram_high_watermark or high
-    native.dram.low_watermark = config.dram_low_watermark or min(
-        low, native.dram.high_watermark - paging.STEP
-    )
+    high, _ = paging.watermarks(capacity, page, objects)
+    native.dram.high_watermark, native.dram.low_watermark = _watermarks(config, high, largest)
     return page
+
+
+def _watermarks(config: UmbpConfig, fitting: float, largest: int) -> tuple[float, float]:
+    """The high and the low watermark: what was given, else ``fitting`` and a step below.
+
+    Raises:
+        ConfigError: the low one is not below the high one; the client would never evict.
+    """
+    high = config.dram_high_watermark or fitting
+    if high > fitting and fitting < paging.HIGHEST:
+        logger.warning(
+            "UMBP: dram_high_watermark %g leaves no room above it for an object of %d bytes, and "
+            "the client evicts only above it: such puts may fail for good; leave it out, or give "
+            "at most %.3f",
+            high,
+            largest,
+            fitting,
+        )
+    low = config.dram_low_watermark or max(high / 2, high - paging.STEP)
+    if low >= high:
+        raise ConfigError(
+            f"dram_low_watermark: {low:g} is not below the high one, which is {high:.3f} for "
+            f"objects of {largest} bytes in this memory; leave it out, or give less"
+        )
+    return high, low
 
 
 def _use_ssd(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import Protocol
@@ -77,6 +78,30 @@ class UnixPeer:
                 return _greeted(connection, until)
             except OSError as error:
                 return _why_not(error)
+
+    def counts_processes_as_here(self) -> bool:
+        """Whether the server is in the PID namespace of this process; True if it is not there.
+
+        Where ``/proc`` hides the server, being visible at all is taken for it.
+        """
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(CONNECT_S)
+            try:
+                connection.connect(self._path)
+            except OSError:
+                return True
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid = int.from_bytes(credentials[:4], sys.byteorder)
+        return pid != 0 and _levels(pid) <= 1
+
+
+def _levels(pid: int) -> int:
+    """PID namespaces from this one down to a process's (proc_pid_status(5)); 0 if not told."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next((len(line.split()) - 1 for line in status.splitlines() if "NSpid:" in line), 0)
 
 
 class TcpPeer:

@@ -75,6 +75,8 @@ class Session:
         self._identity: object = None
         self._regions = RegionSet()
         self._lock = threading.Lock()
+        self._native = threading.Lock()
+        """Held over native calls, which may wait for a server; ``_lock`` never is."""
         self._heard = 0.0
         self._looked = 0.0
         self._next_try = 0.0
@@ -97,12 +99,13 @@ class Session:
 
     def client(self) -> UmbpClient | None:
         """The client to call now; None while its server is away."""
-        peer, client = self.mode.peer, self._client
+        # In this order, as they are set the other way round: never an old client for a new server.
+        peer, identity, client = self.mode.peer, self._identity, self._client
         if peer is None or self._closed:
             return client
         if client is None or not self._up:
             return self._again(peer)
-        if self.mode.reconnects and peer.identity() != self._identity:
+        if self.mode.reconnects and peer.identity() != identity:
             self._lost(client, "was started again")
             return self._again(peer)
         if time.monotonic() - self._heard > PULSE_AFTER_S:
@@ -165,9 +168,14 @@ class Session:
         if self.client() is None and not self.mode.reconnects:
             raise BackendUnavailableError(f"UMBP ({self.mode.name}): its server is away")
         # Under the lock, since a fresh client is given the regions that there are.
-        with self._lock:
-            if self._client is not None:
-                self._register(self._client, missing)
+        with self._native:
+            client = self._client
+            try:
+                if client is not None:
+                    self._register(client, missing)
+            except BackendUnavailableError:
+                if not self.mode.reconnects:
+                    raise
             self._regions.add(missing)
 
     def close(self) -> None:
@@ -176,6 +184,7 @@ class Session:
         Regions are not deregistered one by one: a standalone server's client (1.2.4) loses
         all of them with the first.
         """
+        self._heard = 0.0  # whatever was heard before: the client's end waits for a frozen server
         client = self.client()
         self._closed = True
         self._regions.drain()
@@ -187,16 +196,16 @@ class Session:
 
     def _connect(self) -> None:
         peer = self.mode.peer
-        identity = peer.identity() if peer is not None else None
+        self._identity = peer.identity() if peer is not None else None
         client = self.mode.connect(self._pages)
         for region in self._regions:
             self._register(client, region)
-        self._identity, self._heard = identity, time.monotonic()
+        self._heard = time.monotonic()
         self._client = client
 
     def _again(self, peer: Peer) -> UmbpClient | None:
         """The client, if its server is back; one thread looks, the others do not wait."""
-        if time.monotonic() < self._next_try or not self._lock.acquire(blocking=False):
+        if time.monotonic() < self._next_try or not self._native.acquire(blocking=False):
             return None
         pause = RETRY_S
         try:
@@ -213,7 +222,7 @@ class Session:
             return None
         finally:
             self._next_try = time.monotonic() + pause
-            self._lock.release()
+            self._native.release()
 
     def _lost(self, client: UmbpClient | None, why: str, *, silent: bool = False) -> None:
         """Go on without this client."""
@@ -239,6 +248,11 @@ class Session:
         except RuntimeError as error:
             why = str(error)
         if self.mode.must_register:
+            if self.mode.peer is not None and self._gone(self.mode.peer, client):
+                raise BackendUnavailableError(
+                    f"UMBP's server at {self.mode.peer.name} went away while memory was "
+                    f"registered: {why}"
+                )
             raise LayoutError(
                 f"UMBP ({self.mode.name}): host memory {region.address:#x}+{region.nbytes} cannot "
                 f"be registered: {why}. A standalone server moves pages only to and from memory of "
