@@ -19,6 +19,9 @@ from hicache_shared.hostmem import aligned_bytes
 from hicache_umbp.client import UmbpClient
 from hicache_umbp.pages import TRAILER_BYTES, Pages
 
+MOST_PLACES = 8
+"""Places of memory that are tried before a registration counts as refused."""
+
 
 class RawAccessError(HiCacheError, RuntimeError):
     """The client refused an access behind the contract."""
@@ -118,11 +121,20 @@ class RawUmbp:
         return memory.tobytes()
 
     def _borrowed(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Memory of this object's own, registered once."""
-        if self._own is None or self._own.nbytes < nbytes:
-            self._own = self._allocate(max(nbytes, 16 << 20))
-            if not self.client.register(self._own.ctypes.data, self._own.nbytes):
-                raise RawAccessError(f"registering {self._own.nbytes} bytes failed")
+        """Memory of this object's own, registered once.
+
+        A client that outlives the pools of others still knows theirs, and refuses memory that
+        begins where one of them did; so another place is tried.
+        """
+        refused: list[npt.NDArray[np.uint8]] = []
+        while self._own is None or self._own.nbytes < nbytes:
+            memory = self._allocate(max(nbytes, 16 << 20))
+            if self.client.register(memory.ctypes.data, memory.nbytes):
+                self._own = memory
+            elif len(refused) == MOST_PLACES:
+                raise RawAccessError(f"registering {memory.nbytes} bytes failed")
+            else:
+                refused.append(memory)
         return self._own[:nbytes]
 
     def _places(self, keys: list[str]) -> list[str]:
