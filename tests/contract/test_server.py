@@ -15,6 +15,7 @@ import pytest
 
 from hicache_shared.errors import BackendUnavailableError
 from hicache_shared.server import LOOPBACK, OwnServer, free_ports, listens
+from tests.processes import alive
 
 LISTEN = """
 import os, socket, sys
@@ -49,14 +50,6 @@ class Failing(Listener):
 
     def hint(self, log: str) -> str:
         return " (install it)" if "library" in log else ""
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_server_answers_inside_the_context_and_is_gone_after(tmp_path: Path) -> None:

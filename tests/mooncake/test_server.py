@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from pathlib import Path
 
@@ -11,16 +10,9 @@ import pytest
 from hicache_mooncake import server as server_module
 from hicache_mooncake.server import MooncakeMaster, master_program
 from hicache_shared.errors import BackendUnavailableError
+from tests.processes import alive
 
 pytestmark = pytest.mark.backend("mooncake")
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def test_a_master_answers_inside_the_context_and_is_gone_after(tmp_path: Path) -> None:

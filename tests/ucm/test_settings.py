@@ -18,22 +18,12 @@ from hicache_shared.store import Code, PageBatch, StoredPool
 from hicache_shared.testing.harness import storage_config
 from hicache_ucm import UcmBackend
 from hicache_ucm.client import NativeError, NativeModule, NativeStore
-from hicache_ucm.store import UcmStore
 from tests.pools import TestPool, hashes
-from tests.ucm.ucm_stores import DEADLINE_S, NAMESPACE, block_of, opened
+from tests.ucm.ucm_stores import DEADLINE_S, KEYS, NAMESPACE, block_of, get, opened, put
 
 pytestmark = pytest.mark.backend("ucm")
 
 OK = int(Code.OK)
-KEYS = hashes(8)
-
-
-def put(store: UcmStore, *pools: TestPool, keys: list[str] = KEYS) -> list[list[int]]:
-    return store.put([pool.pages(keys) for pool in pools], DEADLINE_S)
-
-
-def get(store: UcmStore, *pools: TestPool, keys: list[str] = KEYS) -> list[list[int]]:
-    return store.get([pool.pages(keys) for pool in pools], DEADLINE_S)
 
 
 def test_every_setting_of_ucm_reaches_it(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,20 +21,21 @@ from hicache_ucm.folder import TEMPORARY
 from hicache_ucm.pool import ROUND_BYTES
 from hicache_ucm.store import UcmStore
 from tests.pools import TestPool, hashes
-from tests.ucm.ucm_stores import DEADLINE_S, NAMESPACE, block_of, exists, make_pools, opened
+from tests.ucm.ucm_stores import (
+    DEADLINE_S,
+    KEYS,
+    NAMESPACE,
+    block_of,
+    exists,
+    get,
+    make_pools,
+    opened,
+    put,
+)
 
 pytestmark = pytest.mark.backend("ucm")
 
 OK, MISSING, WRONG_SIZE = int(Code.OK), int(Code.MISSING), int(Code.WRONG_SIZE)
-KEYS = hashes(8)
-
-
-def put(store: UcmStore, *pools: TestPool, keys: list[str] = KEYS) -> list[list[int]]:
-    return store.put([pool.pages(keys) for pool in pools], DEADLINE_S)
-
-
-def get(store: UcmStore, *pools: TestPool, keys: list[str] = KEYS) -> list[list[int]]:
-    return store.get([pool.pages(keys) for pool in pools], DEADLINE_S)
 
 
 def threads() -> int:

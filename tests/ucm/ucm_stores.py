@@ -8,7 +8,7 @@ from hicache_shared.store import KeyBatch
 from hicache_ucm.client import native_module
 from hicache_ucm.config import UcmConfig
 from hicache_ucm.store import UcmStore
-from tests.pools import TestPool
+from tests.pools import TestPool, hashes
 
 DEADLINE_S = 5.0
 NAMESPACE = "hc1/test-0123456789abcdef"
@@ -32,6 +32,17 @@ def make_pools(pages: int = 16, namespace: str = NAMESPACE) -> dict[str, TestPoo
     for seed, pool in enumerate(pools.values()):
         pool.arrays.fill(seed)
     return pools
+
+
+KEYS = hashes(8)
+
+
+def put(store: UcmStore, *pools: TestPool, keys: list[str] = KEYS) -> list[list[int]]:
+    return store.put([pool.pages(keys) for pool in pools], DEADLINE_S)
+
+
+def get(store: UcmStore, *pools: TestPool, keys: list[str] = KEYS) -> list[list[int]]:
+    return store.get([pool.pages(keys) for pool in pools], DEADLINE_S)
 
 
 def exists(store: UcmStore, *asks: KeyBatch) -> list[list[bool]]:

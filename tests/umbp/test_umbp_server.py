@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,19 +12,11 @@ import pytest
 from hicache_shared.errors import BackendUnavailableError
 from hicache_umbp.peer import State
 from hicache_umbp.server import UmbpMaster, UmbpServer, program
+from tests.processes import alive
 
 pytestmark = pytest.mark.backend("umbp")
 
 MB = 2**20
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
 
 ROOT = Path(__file__).parents[2]
 

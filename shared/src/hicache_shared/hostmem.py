@@ -64,6 +64,14 @@ def merged(regions: Iterable[Region]) -> tuple[Region, ...]:
     return tuple(result)
 
 
+def merged_huge_pages(regions: Iterable[Region]) -> tuple[Region, ...]:
+    """The regions rounded to huge pages, and those that then touch or overlap as one.
+
+    Together, since two pools may share a huge page, which a client registers once.
+    """
+    return merged(map(rounded_to_huge_pages, regions))
+
+
 def rounded_to_huge_pages(region: Region) -> Region:
     """The region grown to whole huge pages where it lies in a hugetlb mapping.
 

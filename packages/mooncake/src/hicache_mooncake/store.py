@@ -23,7 +23,7 @@ from hicache_mooncake.client import (
 from hicache_mooncake.health import Health
 from hicache_mooncake.pages import Pages, keys_of, parts_of, repeats, split
 from hicache_shared.errors import BackendUnavailableError, ClearError, LayoutError
-from hicache_shared.hostmem import Region, RegionSet, merged, rounded_to_huge_pages
+from hicache_shared.hostmem import Region, RegionSet, merged_huge_pages, rounded_to_huge_pages
 from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, Presence, StoredPool
 
 logger = logging.getLogger(__name__)
@@ -63,9 +63,8 @@ class MooncakeStore:
         self._closing = threading.Event()
 
     def open(self, pools: Sequence[StoredPool]) -> None:
-        # Together, since two pools may share a huge page, which is registered once.
         regions = (region for pool in pools for region in pool.layout.regions)
-        for region in merged(map(rounded_to_huge_pages, regions)):
+        for region in merged_huge_pages(regions):
             self.register_memory(region.address, region.nbytes)
 
     def register(self, pool: StoredPool) -> None:

@@ -181,10 +181,6 @@ def _reason(error: NativeError) -> str:
 
 def _aligned(layout: PoolLayout, shape: BlockShape) -> bool:
     """Whether every part of every page is whole blocks, at addresses of whole blocks."""
-    places: Mapping[str, Sequence[int]] = {
-        "sizes": (shape.part_bytes,),
-        "bases": layout.bases,
-        "strides": layout.strides,
-    }
     known = layout.access in (Access.AFFINE, Access.STAGED)
-    return known and not any(n % DIRECT_BLOCK for numbers in places.values() for n in numbers)
+    numbers = (shape.part_bytes, *layout.bases, *layout.strides)
+    return known and not any(number % DIRECT_BLOCK for number in numbers)

@@ -62,11 +62,7 @@ class UcmStore:
         self._health = Health(config.root, config.deadline_s)
         self._private = None if config.shared else tempfile.TemporaryDirectory(prefix="hicache-")
         self._lock = None if self._private is None else Path(self._private.name) / "lock"
-        self._writer = Writer(
-            self._health,
-            self._closing,
-            private_lock=self._lock,
-        )
+        self._writer = Writer(self._health, self._closing, private_lock=self._lock)
         self._cleaners: list[threading.Thread] = []
 
     def open(self, pools: Sequence[StoredPool]) -> None:

@@ -34,9 +34,10 @@ class _Work:
     def __init__(self, part: Part) -> None:
         self.part = part
         self.codes = [_CLAIMED] * len(part)
-        keys = part.keys()
-        first = {key: i for i, key in reversed(list(enumerate(keys)))}
-        self._first_of = None if len(first) == len(keys) else [first[key] for key in keys]
+        self.keys = part.keys()
+        first = {key: i for i, key in reversed(list(enumerate(self.keys)))}
+        whole = len(first) == len(self.keys)
+        self._first_of = None if whole else [first[key] for key in self.keys]
         """Position of the first page of the same key, where one comes twice."""
         self.todo = sorted(first.values())
 
@@ -56,11 +57,7 @@ class Writer:
     """
 
     def __init__(
-        self,
-        health: Health,
-        closing: threading.Event,
-        *,
-        private_lock: Path | None,
+        self, health: Health, closing: threading.Event, *, private_lock: Path | None
     ) -> None:
         self._health = health
         self._closing = closing
@@ -122,8 +119,7 @@ class Writer:
         lock = self._private_lock or work.part.pool.folder.lock
         try:
             claims = held.enter_context(Claims(lock))
-            keys = work.part.keys()
-            return [i for i in work.todo if claims.claim(keys[i])]
+            return [i for i in work.todo if claims.claim(work.keys[i])]
         except OSError as error:
             failures.append(f"{lock}: {error.strerror}")
             for i in work.todo:

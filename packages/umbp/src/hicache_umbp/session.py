@@ -224,10 +224,10 @@ class Session:
             self._next_try = time.monotonic() + pause
             self._native.release()
 
-    def _lost(self, client: UmbpClient | None, why: str, *, silent: bool = False) -> None:
+    def _lost(self, client: UmbpClient, why: str, *, silent: bool = False) -> None:
         """Go on without this client."""
         with self._lock:
-            if client is None or client is not self._client or not self._up:
+            if client is not self._client or not self._up:
                 return
             self._up = False
             if self.mode.reconnects:

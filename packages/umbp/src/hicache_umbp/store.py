@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_shared.errors import ClearError
-from hicache_shared.hostmem import Region, aligned_bytes, merged, rounded_to_huge_pages
+from hicache_shared.hostmem import Region, aligned_bytes, merged_huge_pages, rounded_to_huge_pages
 from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, Presence, StoredPool
 from hicache_umbp.client import UmbpClient
 from hicache_umbp.epoch import Epochs
@@ -80,9 +80,8 @@ class UmbpStore:
             LayoutError: the client refuses the memory, and there is no other path.
         """
         self._session.open([pool.layout.component_bytes for pool in pools])
-        # Together, since two pools may share a huge page, which is registered once.
         regions = (region for pool in pools for region in pool.layout.regions)
-        for region in merged(map(rounded_to_huge_pages, regions)):
+        for region in merged_huge_pages(regions):
             self.register_memory(region.address, region.nbytes)
 
     def register(self, pool: StoredPool) -> None:
