@@ -18,13 +18,14 @@ from hicache_shared.cli.output import print_json
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 PROGRAM = """
-import signal, sys
+import sys, time
 from hicache_shared.cli import main, report
 
 def step(bar, text):
     print(text, file=sys.stderr, flush=True)
     if text == "storing pool kv":
-        signal.pause()
+        while True:  # pause() would sleep for ever where the signal comes just before it
+            time.sleep(0.01)
 
 report.Bar.step = step
 sys.exit(main(sys.argv[1:]))
