@@ -48,6 +48,7 @@ class MemoryHarness(Harness):
         hold=True,
         restart=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     distributions = ("hicache-shared",)

@@ -91,6 +91,7 @@ class MooncakeHarness(Harness):
         relief=True,
         restart=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     requires = ("mooncake",)

@@ -110,6 +110,7 @@ class UcmHarness(Harness):
         relief=MAY_MOUNT,
         restart=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     requires = ("ucm",)

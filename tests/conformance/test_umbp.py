@@ -112,6 +112,7 @@ class UmbpHarness(Harness):
         relief=True,
         restart=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     requires = ("mori",)

@@ -39,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also stop, freeze and restart servers",
     )
     group.addoption(
+        "--hicache-layouts",
+        metavar="LAYOUT,...",
+        type=lambda value: tuple(value.split(",")),
+        help="run the tests of these memory layouts of host pools only",
+    )
+    group.addoption(
         "--hicache-report", metavar="FILE", type=Path, help="write the verdicts as JSON"
     )
 
@@ -65,7 +71,7 @@ def _run_on_class(config: pytest.Config, dotted: str) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out server faults unless asked for, and say in each report whose test it is."""
+    """Leave out what was not asked for, and say in each report whose test it is."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     for item in items:
@@ -73,13 +79,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if harness_type is not None:
             item.user_properties.append((BACKEND, harness_type.name))
             item.user_properties.append((VERSIONS, versions_of(harness_type.distributions)))
-            if item.get_closest_marker("faults") and not config.getoption("--hicache-faults"):
+            if not _wanted(item, config):
                 left_out.append(item)
                 continue
         kept.append(item)
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+
+
+def _wanted(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether a test of the suite is among those that the options ask for."""
+    if item.get_closest_marker("faults") and not config.getoption("--hicache-faults"):
+        return False
+    layouts = config.getoption("--hicache-layouts")
+    callspec = getattr(item, "callspec", None)
+    pair = callspec.params.get("pair") if callspec is not None else None
+    return layouts is None or pair is None or pair[1] in layouts
 
 
 def _harness_type(item: pytest.Item) -> type[Harness] | None:

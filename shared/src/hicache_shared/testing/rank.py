@@ -116,9 +116,10 @@ class Rank:
             extra=extra,
             **changes,
         )
-        make = harness.make_own if own_client else harness.make
+        anchor = tensors().pool(assembled.group.anchor_entry.host_pool)
+        backend = harness.make_for(config, anchor, own_client=own_client)
         zero_copy = harness.capabilities.zero_copy
-        return cls(make(config), assembled, config, zero_copy=zero_copy)
+        return cls(backend, assembled, config, zero_copy=zero_copy)
 
     @property
     def pools(self) -> dict[str, Any]:

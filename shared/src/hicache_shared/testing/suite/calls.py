@@ -19,6 +19,7 @@ from hicache_shared.testing.suite.fixtures import (
     TWO_PAIRS,
     NewRank,
     SuiteFixtures,
+    needs,
 )
 
 ONE_LAYER = 1000
@@ -42,6 +43,7 @@ class CallSuite(SuiteFixtures):
     def test_flat_kv_comes_back_byte_exact(
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
+        needs(harness, "flat")
         rank = new_rank(extra=FLAT_KV)
         backend, pool = rank.backend, rank.pools[KV]
         rank.fill(70)
@@ -60,6 +62,7 @@ class CallSuite(SuiteFixtures):
     def test_an_absent_flat_page_is_none_and_its_neighbours_come(
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
+        needs(harness, "flat")
         rank = new_rank(extra=FLAT_KV)
         backend, pool = rank.backend, rank.pools[KV]
         rank.fill(72)
@@ -81,6 +84,8 @@ class CallSuite(SuiteFixtures):
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
         """The two forms of a page may differ in their bytes, so neither stands for the other."""
+        needs(harness, "flat")
+        needs(harness, "zero_copy")
         flat, own = new_rank(extra=FLAT_KV), new_rank()
         flat.fill(73)
         for name in flat.pools:
@@ -97,6 +102,7 @@ class CallSuite(SuiteFixtures):
     def test_many_flat_pages_in_one_call_come_back_byte_exact(
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
+        needs(harness, "flat")
         rank = new_rank(extra=FLAT_KV, layers_div=ONE_LAYER)
         hashes = chain(200, keys[0])
         generator = np.random.default_rng(74)
@@ -183,6 +189,7 @@ class CallSuite(SuiteFixtures):
     def test_flat_gets_and_sets_of_several_threads_keep_their_bytes(
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
+        needs(harness, "flat")
         rank = new_rank(extra=FLAT_KV, layers_div=ONE_LAYER)
         rank.fill(79)
         pages = [flat_page(rank, page) for page in range(PAGES)]
