@@ -140,6 +140,18 @@ def sglang(session: nox.Session) -> None:
 
 
 @nox.session(python=PYTHON)
+def drift(session: nox.Session) -> None:
+    """Compare our copy of SGLang's storage contract with each supported release, from its wheel.
+
+    ``nox -s drift -- --version 0.5.24`` looks at another release, ``newest`` at the newest one;
+    ``--write`` writes the table in docs/sglang.md.
+    """
+    install(session, [], [])
+    command = ["python", "-m", "tools.sglang_drift", *session.posargs]
+    session.run(*command, env={"PYTHONPATH": None})
+
+
+@nox.session(python=PYTHON)
 def wheels(session: nox.Session) -> None:
     """Build every wheel into dist/ and check its metadata."""
     session.install(*group("wheels"))
