@@ -91,7 +91,8 @@ def test_a_field_that_lost_its_default_is_named() -> None:
 
 
 def test_fields_in_another_order_are_named_with_both_orders() -> None:
-    keys, policy = STORAGE.splitlines()[12:14]
+    keys = "    keys: Optional[List[str]] = None"
+    policy = "    policy: PoolHitPolicy = PoolHitPolicy.ALL_PAGES"
     text = changes(f"{keys}\n{policy}", f"{policy}\n{keys}")
     assert "PoolTransfer.policy: its place is another: expected keys there" in text
     assert "expected order name, keys, policy; came name, policy, keys" in text

@@ -1,4 +1,4 @@
-"""What SGLang's factory finds under the in-tree names while ``HICACHE_ADAPTERS_OVERRIDE`` is wrong."""
+"""What SGLang finds under its in-tree names while ``HICACHE_ADAPTERS_OVERRIDE`` is wrong."""
 
 from __future__ import annotations
 

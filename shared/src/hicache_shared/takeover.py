@@ -84,7 +84,9 @@ def register() -> None:
         adapters = dict.fromkeys(ADAPTERS, REFUSED)
     else:
         # A warning, since SGLang sets up its logging after its plugins: less would not be seen.
-        loaded = ", ".join(f"{name} as {a.module_path}.{a.class_name}" for name, a in adapters.items())
+        loaded = ", ".join(
+            f"{name} as {a.module_path}.{a.class_name}" for name, a in adapters.items()
+        )
         log.warning("%s: SGLang loads storage backend %s", VARIABLE, loaded)
     for name, adapter in adapters.items():
         StorageBackendFactory.register_backend(name, adapter.module_path, adapter.class_name)

@@ -58,7 +58,7 @@ def _refuse_envelopes(pool: Any) -> None:
     """SGLang makes such pools for ``mori`` with --enable-unified-memory (0.5.22 and later)."""
     if getattr(pool, "stores_page_envelope", False):
         raise LayoutError(
-            f"host pool {pool.pool_label!r} is made of page envelopes, whose pages move in memory, "
-            "and hicache-umbp cannot store them: leave out --enable-unified-memory, or leave 'mori' "
+            f"host pool {pool.pool_label!r} is made of page envelopes, which move in memory: "
+            "hicache-umbp cannot store them; leave out --enable-unified-memory, or leave 'mori' "
             "out of HICACHE_ADAPTERS_OVERRIDE for SGLang's own adapter"
         )
