@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -41,9 +42,10 @@ class GuardSuite(SuiteFixtures):
             TypeError: a class has one of the guard's tests.
         """
         super().__init_subclass__(**kwargs)
-        for name in GUARDS:
-            if name in vars(cls) and not _is_of_the_suite(cls):
-                raise TypeError(f"{cls.__name__}: {name} cannot be overridden; remove it")
+        for part in cls.__mro__:
+            for name in [] if _is_of_the_suite(part) else GUARDS:
+                if name in vars(part):
+                    raise TypeError(f"{part.__name__}: {name} cannot be overridden; remove it")
 
     def test_no_test_is_dropped_and_none_overridden_without_a_reason(self) -> None:
         problems = list(alterations(type(self)))
@@ -67,9 +69,6 @@ METHODS = {
 }
 """What a harness must define itself for each capability."""
 
-SELECTING = ("parametrize", "skip", "skipif", "xfail", "usefixtures")
-"""Marks of a class that change which tests of it run, or with what."""
-
 
 def alterations(cls: type) -> Iterator[str]:
     """What a class changed of the suite without saying why, one sentence each."""
@@ -80,13 +79,10 @@ def alterations(cls: type) -> Iterator[str]:
         elif found is not original and not hasattr(found, REASON):
             yield f"{name} is overridden without a reason: put @overrides('...') above it"
     for part in cls.__mro__:
-        if _is_of_the_suite(part):
-            continue
         if "pytest_generate_tests" in vars(part):
-            yield f"{part.__name__}.pytest_generate_tests changes the tests: remove it"
-        for mark in vars(part).get("pytestmark", ()):
-            if mark.name in SELECTING:
-                yield f"{part.__name__} is marked with {mark.name!r}: remove the mark"
+            yield f"{part.__name__}.pytest_generate_tests changes which tests run: remove it"
+    if hasattr(sys.modules.get(cls.__module__), "pytest_generate_tests"):
+        yield f"{cls.__module__}.pytest_generate_tests changes which tests run: remove it"
 
 
 def missing_methods(harness_type: type[Harness]) -> Iterator[str]:
