@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from hicache_shared.pytest_plugin.cases import right_of
 from hicache_shared.pytest_plugin.collected import Collected, parts_of
 
 BACKEND = "hicache_backend"
@@ -102,6 +103,7 @@ class Report:
                     example, message = next(iter(one.failures.items()))
                     share = f"{one.counts['failed']} of {sum(one.counts.values())}"
                     yield f"  FAILED {name}: {share}, e.g. [{example}]: {message}"
+                    yield f"    right is: {right_of(name)}"
             reasons = {reason for one in behaviours.values() for reason in one.reasons}
             yield from (f"  {reason}" for reason in sorted(reasons))
             left_out = sorted(name for name, one in behaviours.items() if one.verdict == NOT_RUN)
