@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig, rank_config
+from hicache_shared.errors import ConfigError
 from hicache_shared.hostmem import aligned_bytes
 
 
@@ -51,6 +52,14 @@ class Capabilities:
     checksums: bool = False
     zero_copy: bool = False
     identity: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a field of ``identity`` that the suite has no values for."""
+        for field in self.identity:
+            if field not in IDENTITY_FIELDS:
+                raise ConfigError(
+                    f"identity has {field!r}; it can have {', '.join(IDENTITY_FIELDS)}"
+                )
 
 
 IDENTITY_FIELDS = ("model_id", "revision", "kv_cache_dtype", "namespace")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hicache_shared.contract import PoolTransfer
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import FLAT_KV, KV, PAGES, Rank, chain
 from hicache_shared.testing.suite.fixtures import (
@@ -152,6 +153,27 @@ class CallSuite(SuiteFixtures):
                 assert rank.get(name, part, targets) == [True] * len(part)
                 found += [rank.page(name, page) for page in targets]
             assert found == pages
+
+    def test_answers_are_plain_python_values(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        """SGLang looks for the first False with ``list.index`` and joins lists."""
+        rank.fill(85)
+        name = next(iter(rank.pools))
+        slots = rank.slots(name, range(8))
+        results = [
+            rank.backend.batch_set_v1(keys, rank.slots(KV, range(8))),
+            rank.backend.batch_get_v1(keys, rank.slots(KV, range(8, 16))),
+            rank.backend.batch_set_v2([PoolTransfer(name, host_indices=slots, keys=keys)])[name],
+            rank.backend.batch_get_v2([PoolTransfer(name, host_indices=slots, keys=keys)])[name],
+        ]
+        assert [type(result) for result in results] == [list] * 4
+        assert {type(answer) for result in results for answer in result} == {bool}
+        assert type(rank.backend.batch_exists(keys)) is int
+        hit = rank.backend.batch_exists_v2(keys, rank.questions())
+        assert type(hit.kv_hit_pages) is int
+        assert type(hit.restorable_prefix_pages) is list
+        assert all(type(pages) is int for pages in hit.restorable_prefix_pages)
 
     # -- several threads ------------------------------------------------------------------------
 
