@@ -47,6 +47,7 @@ class MemoryHarness(Harness):
         faults=True,
         hold=True,
         restart=True,
+        keeps=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )

@@ -90,6 +90,7 @@ class MooncakeHarness(Harness):
         hold=True,
         relief=True,
         restart=True,
+        keeps=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )
@@ -138,6 +139,9 @@ class MooncakeHarness(Harness):
             yield lent.refused
         finally:
             lent.ballast = []
+
+    def forget(self) -> None:
+        self._cluster.raw.client.remove_matching(".*")
 
     def raw_keys(self) -> list[str]:
         return self._cluster.raw.raw_keys()

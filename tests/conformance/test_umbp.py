@@ -111,6 +111,7 @@ class UmbpHarness(Harness):
         hold=True,
         relief=True,
         restart=True,
+        keeps=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )
@@ -263,6 +264,9 @@ class StandaloneHarness(UmbpHarness):
 
     def forget(self) -> None:
         self._lent.renew(client_of(self._settings))
+
+    def restart(self) -> None:
+        self.forget()
 
     def close(self) -> None:
         self._server.stop()

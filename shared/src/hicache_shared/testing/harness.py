@@ -33,6 +33,8 @@ class Capabilities:
         processes: :meth:`Harness.elsewhere` tells another process how to use the same store.
         server: the store has a server of the test's own that can be stopped, started, frozen
             and thawed.
+        keeps: the store drops nothing by itself while it has space: what was stored lately, and
+            takes up a small part of it, is a hit.
         checksums: bytes that changed in the store, their number being right, are a miss.
         zero_copy: the backend is made with ``"interface_v1": 1``, so SGLang moves its KV by
             ``batch_get_v1`` and ``batch_set_v1``; else by flat pages.
@@ -48,6 +50,7 @@ class Capabilities:
     restart: bool = False
     processes: bool = False
     server: bool = False
+    keeps: bool = False
     checksums: bool = False
     zero_copy: bool = False
     identity: tuple[str, ...] = ()

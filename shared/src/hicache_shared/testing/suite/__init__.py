@@ -10,9 +10,17 @@ from hicache_shared.testing.suite.hits import HitSuite
 from hicache_shared.testing.suite.identity import IdentitySuite
 from hicache_shared.testing.suite.misuse import MisuseSuite
 from hicache_shared.testing.suite.pages import PageSuite
+from hicache_shared.testing.suite.stateful import StatefulSuite
 
 
 class BackendSuite(
-    PageSuite, IdentitySuite, HitSuite, CallSuite, MisuseSuite, FaultSuite, GuardSuite
+    PageSuite,
+    IdentitySuite,
+    HitSuite,
+    CallSuite,
+    MisuseSuite,
+    FaultSuite,
+    StatefulSuite,
+    GuardSuite,
 ):
     """Subclass it with a ``harness_type``; everything else is inherited."""
