@@ -8,6 +8,7 @@ from hicache_shared.testing.suite.faults import FaultSuite
 from hicache_shared.testing.suite.guard import GuardSuite
 from hicache_shared.testing.suite.hits import HitSuite
 from hicache_shared.testing.suite.identity import IdentitySuite
+from hicache_shared.testing.suite.losses import LossSuite
 from hicache_shared.testing.suite.misuse import MisuseSuite
 from hicache_shared.testing.suite.pages import PageSuite
 from hicache_shared.testing.suite.stateful import StatefulSuite
@@ -20,6 +21,7 @@ class BackendSuite(
     CallSuite,
     MisuseSuite,
     FaultSuite,
+    LossSuite,
     StatefulSuite,
     GuardSuite,
 ):
