@@ -31,8 +31,8 @@ class Capabilities:
         restart: pages outlive every backend that stored them; :meth:`Harness.restart` drops
             what the harness itself keeps open of the client.
         processes: :meth:`Harness.elsewhere` tells another process how to use the same store.
-        server: the store has a server of the test's own that can be stopped, started, frozen
-            and thawed.
+        server: :meth:`Harness.own_server` gives a harness whose server can be stopped,
+            started, frozen and thawed.
         keeps: the store drops nothing by itself while it has space: what was stored lately, and
             takes up a small part of it, is a hit.
         checksums: bytes that changed in the store, their number being right, are a miss.
@@ -141,6 +141,13 @@ class Harness(ABC):
 
     def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
         """How another process makes a backend on the same store."""
+        raise NotImplementedError
+
+    def own_server(self) -> AbstractContextManager[Harness]:
+        """A harness of the same backend on a server that no other test uses.
+
+        Its backends share no client, and it has the four methods that follow.
+        """
         raise NotImplementedError
 
     def stop_server(self) -> None:

@@ -11,6 +11,7 @@ from hicache_shared.testing.suite.identity import IdentitySuite
 from hicache_shared.testing.suite.losses import LossSuite
 from hicache_shared.testing.suite.misuse import MisuseSuite
 from hicache_shared.testing.suite.pages import PageSuite
+from hicache_shared.testing.suite.servers import ServerSuite
 from hicache_shared.testing.suite.stateful import StatefulSuite
 
 
@@ -23,6 +24,7 @@ class BackendSuite(
     FaultSuite,
     LossSuite,
     StatefulSuite,
+    ServerSuite,
     GuardSuite,
 ):
     """Subclass it with a ``harness_type``; everything else is inherited."""

@@ -108,6 +108,10 @@ def plain(page: Any) -> bytes | None:
     return None if page is None else np.asarray(page).tobytes()
 
 
+class TooLongError(AssertionError):
+    """A call has not ended within its bound."""
+
+
 class Call(threading.Thread):
     """A call in a thread of its own, which is given up if it lasts too long."""
 
@@ -124,17 +128,16 @@ class Call(threading.Thread):
             self._future.set_exception(error)
 
     def answer(self, bound_s: float = BOUND_S) -> Any:
-        """What it answered, or the exception that it raised.
+        """What it answered.
 
         Raises:
-            TimeoutError: it lasts longer than the bound, in seconds from now.
+            TooLongError: it lasts longer than the bound, in seconds from now.
+            BaseException: what the call raised.
         """
-        try:
-            return self._future.result(bound_s)
-        except TimeoutError as error:
-            if self._future.done():
-                raise
-            raise TimeoutError(f"a call lasts longer than {bound_s:.0f} s") from error
+        self.join(bound_s)
+        if not self._future.done():
+            raise TooLongError(f"a call lasts longer than {bound_s:.0f} s")
+        return self._future.result()
 
 
 def in_time(call: Callable[[], Answer]) -> Answer:
