@@ -177,7 +177,9 @@ class ServerHarness(Harness):
     """A master to stop and freeze, and backends that give the store its memory."""
 
     name = "mooncake"
-    capabilities = Capabilities(server=True, zero_copy=True, identity=IDENTITY_FIELDS)
+    capabilities = Capabilities(
+        server=True, gives_up=True, zero_copy=True, identity=IDENTITY_FIELDS
+    )
 
     def __init__(self) -> None:
         self._master = MooncakeMaster()

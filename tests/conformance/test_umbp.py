@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from hicache_umbp.memory import shared_bytes
 from hicache_umbp.modes import mode_of
 from hicache_umbp.pages import Pages
 from hicache_umbp.server import UmbpServer
-from hicache_umbp.session import Session
+from hicache_umbp.session import PULSE_AFTER_S, Session
 from hicache_umbp.store import UmbpStore
 from hicache_umbp.testing import RawUmbp
 
@@ -301,6 +302,7 @@ class ServerHarness(Harness):
 
     def freeze_server(self) -> None:
         self._server.freeze()
+        time.sleep(PULSE_AFTER_S)  # as long as an answer of the server counts for more to come
 
     def thaw_server(self) -> None:
         self._server.thaw()

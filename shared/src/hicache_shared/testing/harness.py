@@ -33,6 +33,8 @@ class Capabilities:
         processes: :meth:`Harness.elsewhere` tells another process how to use the same store.
         server: :meth:`Harness.own_server` gives a harness whose server can be stopped,
             started, frozen and thawed.
+        gives_up: of the harness that it gives: a call that is in the store when the server
+            freezes gives up in time; without it, it comes back when the server does.
         keeps: the store drops nothing by itself while it has space: what was stored lately, and
             takes up a small part of it, is a hit.
         checksums: bytes that changed in the store, their number being right, are a miss.
@@ -50,6 +52,7 @@ class Capabilities:
     restart: bool = False
     processes: bool = False
     server: bool = False
+    gives_up: bool = False
     keeps: bool = False
     checksums: bool = False
     zero_copy: bool = False
@@ -162,7 +165,10 @@ class Harness(ABC):
         raise NotImplementedError
 
     def freeze_server(self) -> None:
-        """Stop the server from answering while its connections stay open (SIGSTOP)."""
+        """Stop the server from answering while its connections stay open (SIGSTOP).
+
+        Returns when a call that begins now will notice.
+        """
         raise NotImplementedError
 
     def thaw_server(self) -> None:

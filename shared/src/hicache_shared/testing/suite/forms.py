@@ -134,10 +134,18 @@ class Call(threading.Thread):
             TooLongError: it lasts longer than the bound, in seconds from now.
             BaseException: what the call raised.
         """
+        self._wait(bound_s)
+        return self._future.result()
+
+    def error(self, bound_s: float = BOUND_S) -> BaseException | None:
+        """What it raised, or None; raises TooLongError as :meth:`answer` does."""
+        self._wait(bound_s)
+        return self._future.exception()
+
+    def _wait(self, bound_s: float) -> None:
         self.join(bound_s)
         if not self._future.done():
             raise TooLongError(f"a call lasts longer than {bound_s:.0f} s")
-        return self._future.result()
 
 
 def in_time(call: Callable[[], Answer]) -> Answer:
