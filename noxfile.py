@@ -87,6 +87,7 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/sglang",
+        "--hicache-faults",
         # A file's tests stay in one process, which starts their server once.
         *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
         *session.posargs,

@@ -8,11 +8,23 @@ from hicache_shared.testing.suite.faults import FaultSuite
 from hicache_shared.testing.suite.guard import GuardSuite
 from hicache_shared.testing.suite.hits import HitSuite
 from hicache_shared.testing.suite.identity import IdentitySuite
+from hicache_shared.testing.suite.losses import LossSuite
 from hicache_shared.testing.suite.misuse import MisuseSuite
 from hicache_shared.testing.suite.pages import PageSuite
+from hicache_shared.testing.suite.servers import ServerSuite
+from hicache_shared.testing.suite.stateful import StatefulSuite
 
 
 class BackendSuite(
-    PageSuite, IdentitySuite, HitSuite, CallSuite, MisuseSuite, FaultSuite, GuardSuite
+    PageSuite,
+    IdentitySuite,
+    HitSuite,
+    CallSuite,
+    MisuseSuite,
+    FaultSuite,
+    LossSuite,
+    StatefulSuite,
+    ServerSuite,
+    GuardSuite,
 ):
     """Subclass it with a ``harness_type``; everything else is inherited."""
