@@ -17,6 +17,7 @@ from hicache_shared.contract import (
     PoolTransfer,
     PoolTransferResult,
 )
+from hicache_shared.layout import page_slots_of
 from hicache_shared.testing.tensors import Tensors
 
 
@@ -34,13 +35,14 @@ class EngineCalls:
         self._zero_copy = zero_copy
         self._tensors = tensors
         self._anchor: Any = None
+        self._pools: dict[int, Any] = {}
 
     def register_mem_pool_host(self, pool: Any) -> None:
         self._anchor = pool
-        self.backend.register_mem_pool_host(self._tensors.pool(pool))
+        self.backend.register_mem_pool_host(self._pool(pool))
 
     def register_mem_host_pool_v2(self, pool: Any, name: str) -> None:
-        self.backend.register_mem_host_pool_v2(self._tensors.pool(pool), name)
+        self.backend.register_mem_host_pool_v2(self._pool(pool), name)
 
     def on_host_pools_registered(self) -> None:
         self.backend.on_host_pools_registered()
@@ -90,6 +92,10 @@ class EngineCalls:
     def exists(self, key: str) -> bool:
         return self.backend.exists(key)
 
+    def seen(self, pages: Sequence[Any]) -> list[Any]:
+        """Flat pages as the backend sees them."""
+        return [self._tensors.array(page) for page in pages]
+
     # -- sidecars ------------------------------------------------------------------------------
 
     def batch_exists_v2(
@@ -124,9 +130,15 @@ class EngineCalls:
         if close is not None:
             close()
 
+    def _pool(self, pool: Any) -> Any:
+        """A pool as the backend sees it: the same object each time."""
+        if id(pool) not in self._pools:
+            self._pools[id(pool)] = self._tensors.pool(pool)
+        return self._pools[id(pool)]
+
     def _firsts(self, indices: Any, keys: list[str]) -> list[Any]:
         """The first slot of each page."""
-        return [indices[page * self._anchor.page_size] for page in range(len(keys))]
+        return [indices[page * page_slots_of(self._anchor)] for page in range(len(keys))]
 
     def _seen(self, transfers: list[PoolTransfer]) -> list[PoolTransfer]:
         return [
