@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 
 import numpy as np
@@ -129,7 +129,8 @@ class ThreadSuite(SuiteFixtures):
             storing = [threads.submit(store, rank) for rank in (mine, twin)]
             try:
                 while not all(future.done() for future in storing):
-                    mine.backend.clear()
+                    with suppress(Exception):  # one that failed says so by raising
+                        mine.backend.clear()
             finally:
                 over.set()
         for future in (reading, *storing):
