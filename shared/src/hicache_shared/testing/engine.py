@@ -52,14 +52,14 @@ class EngineCalls:
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        return self.backend.batch_exists(keys, extra_info)
+        return self.backend.batch_exists(keys, _told(extra_info))
 
     def batch_set_v1(
         self, keys: list[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store host pages of the anchor; without zero copy, one answer for all of them."""
         if self._zero_copy:
-            return self.backend.batch_set_v1(keys, self._tensors.array(indices), extra_info)
+            return self.backend.batch_set_v1(keys, self._tensors.array(indices), _told(extra_info))
         pages = [self._anchor.get_data_page(int(index)) for index in self._firsts(indices, keys)]
         return [self.batch_set(keys, pages)] * len(keys)
 
@@ -68,7 +68,7 @@ class EngineCalls:
     ) -> list[bool]:
         """Fill host pages of the anchor; without zero copy, those that ``batch_get`` gave."""
         if self._zero_copy:
-            return self.backend.batch_get_v1(keys, self._tensors.array(indices), extra_info)
+            return self.backend.batch_get_v1(keys, self._tensors.array(indices), _told(extra_info))
         found = self.batch_get(keys, [self._anchor.get_dummy_flat_data_page() for _ in keys])
         for index, page in zip(self._firsts(indices, keys), found, strict=True):
             if page is not None:
@@ -104,17 +104,17 @@ class EngineCalls:
         transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        return self.backend.batch_exists_v2(keys, transfers, extra_info)
+        return self.backend.batch_exists_v2(keys, transfers, _told(extra_info))
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return self.backend.batch_set_v2(self._seen(transfers), extra_info)
+        return self.backend.batch_set_v2(self._seen(transfers), extra_info=_told(extra_info))
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return self.backend.batch_get_v2(self._seen(transfers), extra_info)
+        return self.backend.batch_get_v2(self._seen(transfers), extra_info=_told(extra_info))
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -145,3 +145,8 @@ class EngineCalls:
             replace(transfer, host_indices=self._tensors.array(transfer.host_indices))
             for transfer in transfers
         ]
+
+
+def _told(extra_info: HiCacheStorageExtraInfo | None) -> HiCacheStorageExtraInfo:
+    """SGLang passes one in every call, with no prefix keys unless it is to pass them."""
+    return extra_info if extra_info is not None else HiCacheStorageExtraInfo()

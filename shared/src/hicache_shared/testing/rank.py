@@ -112,7 +112,7 @@ class Rank:
             is_mla_model=assembled.is_mla_model,
             identity=harness.capabilities.identity,
             extra=extra,
-            **changes,
+            **{"is_page_first_layout": layout == "page_first", **changes},
         )
         make = harness.make_own if own_client else harness.make
         zero_copy = harness.capabilities.zero_copy

@@ -7,7 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache_shared.contract import HiCacheStorageExtraInfo, PoolName, PoolTransfer
+from hicache_shared.contract import (
+    HiCacheStorageExtraInfo,
+    PoolName,
+    PoolTransfer,
+    PoolTransferResult,
+)
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import FLAT_KV, KV, Rank, chain, same
 from hicache_shared.testing.suite.fixtures import (
@@ -52,6 +57,7 @@ class AnswerSuite(SuiteFixtures):
         assert_flags_by_name(rank.backend.batch_get_v2(gets), dict.fromkeys(rank.sidecars, 11))
         assert type(rank.backend.batch_exists(hashes)) is int
         result = rank.backend.batch_exists_v2(hashes, rank.questions())
+        assert isinstance(result, PoolTransferResult)
         assert type(result.kv_hit_pages) is int
         assert type(result.restorable_prefix_pages) is list
         assert {type(pages) for pages in result.restorable_prefix_pages} == {int}
