@@ -19,7 +19,7 @@ from hicache_mooncake.store import MooncakeStore
 from hicache_mooncake.testing import RawAccessError, RawMooncake
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import Code
-from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS
 
 pytestmark = pytest.mark.backend("mooncake")
@@ -92,6 +92,7 @@ class MooncakeHarness(Harness):
         restart=True,
         server=True,
         keeps=True,
+        processes=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )
@@ -146,6 +147,10 @@ class MooncakeHarness(Harness):
 
     def forget(self) -> None:
         self._cluster.raw.client.remove_matching(".*")
+
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        extra_config = addressed(self._cluster.master, config).extra_config or {}
+        return ElsewhereSpec("hicache_mooncake:MooncakeBackend", extra_config)
 
     def raw_keys(self) -> list[str]:
         return self._cluster.raw.raw_keys()

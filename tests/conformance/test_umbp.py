@@ -15,7 +15,7 @@ import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.hostmem import aligned_bytes
-from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS, storage_config
 from hicache_umbp import UmbpBackend
 from hicache_umbp.backend import epochs_of
@@ -238,7 +238,7 @@ class StandaloneHarness(UmbpHarness):
     """The client is made anew after each test, since it lets go of no memory before its end."""
 
     name = "umbp standalone"
-    capabilities = replace(UmbpHarness.capabilities, server=True)
+    capabilities = replace(UmbpHarness.capabilities, server=True, processes=True)
 
     def __init__(self) -> None:
         self._server = UmbpServer(capacity_bytes=CAPACITY, page_bytes=PAGE_BYTES)
@@ -268,6 +268,13 @@ class StandaloneHarness(UmbpHarness):
             for region in session._regions:
                 client.register(region.address, region.nbytes)
             yield client
+
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        return ElsewhereSpec(
+            "hicache_umbp:UmbpBackend",
+            with_settings(config, self._settings).extra_config or {},
+            allocate="hicache_umbp.memory:shared_bytes",
+        )
 
     def forget(self) -> None:
         self._lent.renew(client_of(self._settings))
