@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tempfile import TemporaryDirectory
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hicache_shared.testing import BackendSuite, Capabilities
 from tests.peers.peer import Files, PeerHarness

@@ -18,8 +18,8 @@ from hicache_shared.contract import (
     PoolTransfer,
     PoolTransferResult,
 )
+from hicache_shared.layout import page_slots_of
 from hicache_shared.testing.tensors import Tensors
-
 
 _NAMES = {name.value: name for name in PoolName}
 
@@ -38,13 +38,14 @@ class EngineCalls:
         self._zero_copy = zero_copy
         self._tensors = tensors
         self._anchor: Any = None
+        self._pools: dict[int, Any] = {}
 
     def register_mem_pool_host(self, pool: Any) -> None:
-        self._anchor = self._tensors.pool(pool)
+        self._anchor = self._pool(pool)
         self.backend.register_mem_pool_host(self._anchor)
 
     def register_mem_host_pool_v2(self, pool: Any, name: str) -> None:
-        self.backend.register_mem_host_pool_v2(self._tensors.pool(pool), name)
+        self.backend.register_mem_host_pool_v2(self._pool(pool), name)
 
     def on_host_pools_registered(self) -> None:
         self.backend.on_host_pools_registered()
@@ -54,14 +55,14 @@ class EngineCalls:
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        return self.backend.batch_exists(keys, extra_info)
+        return self.backend.batch_exists(keys, _told(extra_info))
 
     def batch_set_v1(
         self, keys: list[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store host pages of the anchor; without zero copy, one answer for all of them."""
         if self._zero_copy:
-            return self.backend.batch_set_v1(keys, self._tensors.array(indices), extra_info)
+            return self.backend.batch_set_v1(keys, self._tensors.array(indices), _told(extra_info))
         pages = [self._anchor.get_data_page(index) for index in self._firsts(indices, keys)]
         return [self.backend.batch_set(keys, pages)] * len(keys)
 
@@ -70,7 +71,7 @@ class EngineCalls:
     ) -> list[bool]:
         """Fill host pages of the anchor; without zero copy, those that ``batch_get`` gave."""
         if self._zero_copy:
-            return self.backend.batch_get_v1(keys, self._tensors.array(indices), extra_info)
+            return self.backend.batch_get_v1(keys, self._tensors.array(indices), _told(extra_info))
         targets = [self._anchor.get_dummy_flat_data_page() for _ in keys]
         found = self.backend.batch_get(keys, targets) or [None] * len(keys)
         for index, page in zip(self._firsts(indices, keys), found, strict=True):
@@ -95,6 +96,10 @@ class EngineCalls:
     def exists(self, key: str) -> bool:
         return self.backend.exists(key)
 
+    def seen(self, pages: Sequence[Any]) -> list[Any]:
+        """Flat pages as the backend sees them."""
+        return [self._tensors.array(page) for page in pages]
+
     # -- sidecars ------------------------------------------------------------------------------
 
     def batch_exists_v2(
@@ -105,22 +110,20 @@ class EngineCalls:
     ) -> PoolTransferResult:
         """The answer as SGLang reads it: without a list, every prefix up to the hit."""
         seen = None if transfers is None else self._seen(transfers)
-        result = self.backend.batch_exists_v2(keys, seen, extra_info)
+        result = self.backend.batch_exists_v2(keys, seen, _told(extra_info))
         if result.restorable_prefix_pages is None:
-            return replace(
-                result, restorable_prefix_pages=list(range(1, result.kv_hit_pages + 1))
-            )
+            return replace(result, restorable_prefix_pages=list(range(1, result.kv_hit_pages + 1)))
         return result
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return self.backend.batch_set_v2(self._seen(transfers), extra_info)
+        return self.backend.batch_set_v2(self._seen(transfers), extra_info=_told(extra_info))
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return self.backend.batch_get_v2(self._seen(transfers), extra_info)
+        return self.backend.batch_get_v2(self._seen(transfers), extra_info=_told(extra_info))
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -136,10 +139,16 @@ class EngineCalls:
         if close is not None:
             close()
 
+    def _pool(self, pool: Any) -> Any:
+        """A pool as the backend sees it: the same object each time."""
+        if id(pool) not in self._pools:
+            self._pools[id(pool)] = self._tensors.pool(pool)
+        return self._pools[id(pool)]
+
     def _firsts(self, indices: Any, keys: list[str]) -> list[Any]:
         """The first slot of each page."""
         slots = self._tensors.array(indices)
-        return [slots[page * self._anchor.page_size] for page in range(len(keys))]
+        return [slots[page * page_slots_of(self._anchor)] for page in range(len(keys))]
 
     def _seen(self, transfers: list[PoolTransfer]) -> list[PoolTransfer]:
         """With tensors for arrays, and SGLang's own names of pools, which are no plain strings."""
@@ -151,3 +160,8 @@ class EngineCalls:
             )
             for transfer in transfers
         ]
+
+
+def _told(extra_info: HiCacheStorageExtraInfo | None) -> HiCacheStorageExtraInfo:
+    """SGLang passes one in every call, with no prefix keys unless it is to pass them."""
+    return extra_info if extra_info is not None else HiCacheStorageExtraInfo()

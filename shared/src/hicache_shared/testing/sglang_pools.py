@@ -54,7 +54,8 @@ class SGLangPools:
     def twin(self, pool: Any) -> Any:
         """The pool as SGLang's class has it. Its constructor, which wants device pools, is not
         called: the attributes that it would set are those of ``pool``."""
-        twin = self._classes[pool.kind].__new__(self._classes[pool.kind])
+        pool_class = self._classes[pool.kind]
+        twin: Any = object.__new__(pool_class)
         values = vars(pool) | {name: getattr(pool, name) for name in PROPERTIES.get(pool.kind, ())}
         for name, value in values.items():
             if not name.startswith("_"):

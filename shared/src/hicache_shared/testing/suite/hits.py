@@ -11,15 +11,16 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hicache_shared.contract import HiCacheStorage, PoolTransfer
+from hicache_shared.contract import BLOCK_GROUPS, HiCacheStorage, PoolHitPolicy, PoolTransfer
 from hicache_shared.controller import HostMemoryMode, ReferenceController
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
-from hicache_shared.testing.rank import KV, Rank, chain
+from hicache_shared.testing.rank import KV, Rank, chain, small_model
 from hicache_shared.testing.suite.fixtures import (
     LOGICAL_PAIRS,
     TRAILING_PAIRS,
     SuiteFixtures,
+    not_supported,
 )
 
 
@@ -37,9 +38,9 @@ class HitSuite(SuiteFixtures):
             held = {
                 name: {page for page in range(8) if generator.random() < 0.8} for name in rank.pools
             }
+            rank.set_anchor(hashes)
             for name, pages in held.items():
                 rank.set(name, [hashes[page] for page in sorted(pages)], sorted(pages))
-            rank.set_anchor(hashes)
             harness.settle()
             result = rank.backend.batch_exists_v2(hashes, rank.questions())
             expected = restorable_prefixes(8, held, rank.windows)
@@ -54,6 +55,7 @@ class HitSuite(SuiteFixtures):
         """A trailing pool serves {1, 3} of three pages, the others {1, 2}: the answer is 1."""
         trailing = [name for name in rank.pools if name in rank.windows]
         rank.fill(22)
+        rank.set_anchor(keys)
         for name in rank.pools:
             pages = [0, 2] if name in trailing else [0, 1]
             assert all(rank.set(name, [keys[page] for page in pages], pages))
@@ -73,6 +75,7 @@ class HitSuite(SuiteFixtures):
         names = list(rank.pools)
         for missing in names:
             hashes = chain(4, keys[0] + missing)
+            rank.set_anchor(hashes)
             for name in names:
                 if name != missing:
                     rank.set(name, hashes, range(4))
@@ -121,6 +124,7 @@ class HitSuite(SuiteFixtures):
         self, harness: Harness, rank: Rank, keys: list[str]
     ) -> None:
         rank.fill(24)
+        rank.set_anchor(keys)
         for name in rank.pools:
             pages = range(1, 8) if name not in rank.windows else range(8)
             assert all(rank.set(name, [keys[page] for page in pages], pages))
@@ -169,3 +173,19 @@ class HitSuite(SuiteFixtures):
             for source, target in zip(sources, targets, strict=True):
                 restored = [rank.page(name, page) for page in list(target)[4 - window :]]
                 assert restored == [saved[name][page] for page in list(source)[4 - window :]]
+
+    def test_block_groups_never_gate_the_hit(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        """Only whole groups at block boundaries count for such a pool, and for no other."""
+        policies = [policy for policy in PoolHitPolicy if policy.value == BLOCK_GROUPS]
+        if not policies:
+            not_supported("SGLang before 0.5.22 has no hit policy of block groups")
+        late = small_model(harness, "mla", "page_first").group.anchor_entry.host_pool
+        rank.backend.register_mem_host_pool_v2(late, "groups")
+        rank.fill(84)
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        groups = PoolTransfer("groups", hit_policy=policies[0], block_pages=4, group_pages=2)
+        result = rank.backend.batch_exists_v2(keys, [*rank.questions(), groups])
+        assert (result.kv_hit_pages, result.restorable_prefix_pages) == (8, list(range(1, 9)))
