@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.testing import RawMooncake
@@ -18,12 +18,12 @@ SEGMENT_BYTES = 1 << 30
 class LentStore:
     """A native client that backends share, since setting one up takes seconds.
 
-    It takes part in nothing but ``setup``, which was done, and remembers what was registered.
+    All calls are passed on but ``setup``, which was done.
     """
 
-    def __init__(self, native: Any, registered: list[int]) -> None:
+    def __init__(self, native: Any) -> None:
         self._native = native
-        self._registered = registered
+        self._registered: list[int] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._native, name)
@@ -36,6 +36,11 @@ class LentStore:
         if answer == 0:
             self._registered.append(address)
         return answer
+
+    def let_go(self) -> None:
+        """Forget the memory that a backend registered, as a client of its own does at its end."""
+        while self._registered:
+            self._native.unregister_buffer(self._registered.pop())
 
 
 class MooncakeStoreHarness(PeerHarness):
@@ -52,7 +57,6 @@ class MooncakeStoreHarness(PeerHarness):
         self._raw = self._stack.enter_context(
             RawMooncake(master.address, master.admin_address, segment_bytes=SEGMENT_BYTES)
         )
-        self._registered: list[int] = []
         self.extra_config = {
             "master_server_address": master.address,
             "metadata_server": "P2PHANDSHAKE",
@@ -68,17 +72,16 @@ class MooncakeStoreHarness(PeerHarness):
         if own_client:
             return super().make_for(config, anchor)
         module: Any = importlib.import_module("mooncake.store")
-        with replaced(module, "MooncakeDistributedStore", self._lend):
-            return super().make_for(config, anchor)
-
-    def _lend(self) -> LentStore:
-        return LentStore(self._raw.client.native, self._registered)
+        lent = LentStore(self._raw.client.native)
+        with replaced(module, "MooncakeDistributedStore", lambda: lent):
+            backend: Any = super().make_for(config, anchor)
+        # SGLang drops a backend that it closed, and with it this class's client, which the
+        # class leaves to its destructor.
+        backend.close = lent.let_go
+        return cast(HiCacheStorage, backend)
 
     def forget(self) -> None:
-        """Objects, and memory of host pools that are gone."""
         self._raw.client.remove(self._raw.raw_keys())
-        while self._registered:
-            self._raw.client.native.unregister_buffer(self._registered.pop())
 
     def raw_keys(self) -> list[str]:
         return self._raw.raw_keys()

@@ -198,7 +198,8 @@ class ReferenceController:
     def attach(self, backend: HiCacheStorage, *, registered: bool = False) -> None:
         """Register the anchor, then every pool of the group (the anchor included) by name.
 
-        Nothing is registered where all pools are ``registered`` already. What a backend raises comes through; :meth:`close` still closes it.
+        Nothing is registered where all pools are ``registered`` already. What a backend raises
+        comes through; :meth:`close` still closes it.
 
         Raises:
             HiCacheError: a backend is attached already.
