@@ -44,7 +44,7 @@ class NumpyBools(MemoryBackend):
 
 @broken(
     "Answers of a get are a numpy array.",
-    killed_by=f"test_answers_are_plain_python_values[{MLA}]",
+    killed_by=f"test_answers_are_plain_lists_ints_and_dicts[{MLA}]",
 )
 class AnswersAnArray(MemoryBackend):
     def batch_get_v1(self, keys: Keys, host_indices: Any, extra_info: Any = None) -> list[bool]:

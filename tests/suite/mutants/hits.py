@@ -186,7 +186,7 @@ class BlockGroupsGateTheHit(MemoryBackend):
 
 @broken(
     "The restorable prefixes are a numpy array.",
-    killed_by=f"test_answers_are_plain_python_values[{MLA}]",
+    killed_by=f"test_answers_are_plain_lists_ints_and_dicts[{MLA}]",
 )
 class RestorableAnArray(MemoryBackend):
     def batch_exists_v2(

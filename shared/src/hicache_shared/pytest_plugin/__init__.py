@@ -42,6 +42,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also stop, freeze and restart servers",
     )
     group.addoption(
+        "--hicache-profile",
+        choices=("ci", "nightly"),
+        default="ci",
+        help="how long programs are looked for that a backend answers wrongly: ci is short and "
+        "the same each time, nightly is long and goes new ways (default: %(default)s)",
+    )
+    group.addoption(
         "--hicache-report", metavar="FILE", type=Path, help="write the verdicts as JSON"
     )
 

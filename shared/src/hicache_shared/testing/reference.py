@@ -36,6 +36,7 @@ class MemoryHarness(Harness):
         hold=True,
         relief=True,
         restart=True,
+        keeps=True,
         checksums=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
