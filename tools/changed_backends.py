@@ -26,6 +26,7 @@ NONE = (
     "tests/cli/",
     "tests/contract/",
     "tests/e2e/",
+    "tests/examples/",
     "tests/gpu/",
     "tests/packaging/",
     "tests/sglang/",
