@@ -148,7 +148,12 @@ def sglang(session: nox.Session) -> None:
     session.install("--no-deps", *group("sglang"))
     needs = [*group("tests"), *group("peers"), *group("sglang-needs")]
     install(session, [*ADAPTERS], needs)
-    env = {"HICACHE_REQUIRE_BACKEND": "1", "PYTHONPATH": None, **UCM_LOGS}
+    env = {
+        "CUDA_VISIBLE_DEVICES": "",  # so that a machine with a GPU runs the same
+        "HICACHE_REQUIRE_BACKEND": "1",
+        "PYTHONPATH": None,
+        **UCM_LOGS,
+    }
     session.run("pytest", *(session.posargs or ["tests/sglang"]), env=env)
     if not session.posargs:
         for path in sorted(Path("tests/peers").glob("test_*.py")):

@@ -30,12 +30,20 @@ class UMBPStoreHarness(PeerHarness):
 
     def __init__(self) -> None:
         super().__init__()
-        self._server = UmbpServer(capacity_bytes=CAPACITY, page_bytes=PAGE_BYTES)
-        self._server.__enter__()
-        os.environ[ADDRESS] = self._server.address
+        self._start()
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         return shared_bytes(nbytes)
+
+    def forget(self) -> None:
+        """Go on with a new server: one that is full, or was cleared, refuses puts."""
+        self.close()
+        self._start()
+
+    def _start(self) -> None:
+        self._server = UmbpServer(capacity_bytes=CAPACITY, page_bytes=PAGE_BYTES)
+        self._server.__enter__()
+        os.environ[ADDRESS] = self._server.address
 
     def close(self) -> None:
         del os.environ[ADDRESS]

@@ -171,12 +171,12 @@ class IdentitySuite(SuiteFixtures):
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
         """One of two ranks of TP 4 has stored; a rank of TP 2 needs both. Shards out of another
-        number, or pages that are not split, are others."""
+        number are others."""
         split = {"tp_lcm_size": 4, "should_split_heads": True}
         quarter = new_rank(tp_rank=1, tp_size=4, heads_over=4, tp_lcm_size=4)
         half = new_rank(tp_rank=0, tp_size=2, heads_over=2, **split)
         others = [
-            new_rank(tp_rank=1, tp_size=4, heads_over=4),
+            new_rank(tp_rank=1, tp_size=8, heads_over=4, tp_lcm_size=8),
             new_rank(tp_rank=1, tp_size=4, heads_over=4, tp_lcm_size=8, should_split_heads=True),
             new_rank(tp_rank=1, tp_size=2, heads_over=2, **split),
         ]

@@ -6,10 +6,12 @@ The numbers in names are those of ``docs/cases.md``: faults that people met in o
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import KV, Rank, chain
 from hicache_shared.testing.suite.fixtures import (
+    SIDECAR_PAIRS,
     SuiteFixtures,
     needs,
 )
@@ -71,9 +73,9 @@ class PageSuite(SuiteFixtures):
             assert answers == [True, False, True, True, False, True, False, True]
             assert all(type(answer) is bool for answer in answers)
 
-    def test_no_keys_have_no_answers(self, rank: Rank) -> None:
-        for name in rank.pools:
-            assert rank.set(name, [], []) == rank.get(name, [], []) == []
+    def test_a_call_about_no_pools_has_an_empty_answer(self, rank: Rank) -> None:
+        """A prefetch whose trailing pools need nothing ends with ``batch_get_v2([])``."""
+        assert rank.backend.batch_get_v2([]) == {}
 
     def test_case_10_an_object_is_exactly_the_page_that_the_pool_describes(
         self, harness: Harness, rank: Rank, keys: list[str]
@@ -140,12 +142,13 @@ class PageSuite(SuiteFixtures):
             assert rank.get(name, [keys[0], keys[0]], [4, 5]) == [True, True]
             assert rank.page(name, 4) == rank.page(name, 5) == stored
 
+    @pytest.mark.parametrize("pair", SIDECAR_PAIRS, ids="-".join, indirect=True)
     def test_each_pool_of_one_call_has_its_own_answers(
         self, harness: Harness, rank: Rank, keys: list[str]
     ) -> None:
         """Of each pool another page is absent."""
         rank.fill(81)
-        names = list(rank.pools)
+        names = rank.sidecars
         held = {name: [p for p in range(8) if p != i % 8] for i, name in enumerate(names)}
         stored = {name: [rank.page(name, page) for page in held[name]] for name in names}
         puts = [
