@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
+from hicache_shared.errors import ConfigError
 from hicache_shared.testing import Harness
+
+PAGE_LAYOUTS = ("page_first", "page_first_direct", "page_head")
+"""SGLang switches Mooncake away from layer_first, which UMBP refuses."""
+
+DCP_KINDS = ("file", "mooncake")
+"""With others SGLang's controller refuses decode context parallelism."""
 
 
 class PeerHarness(Harness):
@@ -33,6 +40,8 @@ class PeerHarness(Harness):
     def make_for(
         self, config: HiCacheStorageConfig, anchor: Any, *, own_client: bool = False
     ) -> HiCacheStorage:
+        if config.dcp_size > 1 and self.kind not in DCP_KINDS:
+            raise ConfigError(f"SGLang refuses decode context parallelism with {self.kind!r}")
         config.extra_config = {**self.extra_config, **(config.extra_config or {})}
         backend: HiCacheStorage = self._factory.create_backend(self.kind, config, anchor)
         return backend

@@ -10,7 +10,7 @@ from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.testing import RawMooncake
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
 from hicache_shared.testing import BackendSuite, Capabilities
-from tests.peers.peer import PeerHarness, replaced
+from tests.peers.peer import PAGE_LAYOUTS, PeerHarness, replaced
 
 SEGMENT_BYTES = 1 << 30
 
@@ -46,7 +46,7 @@ class LentStore:
 class MooncakeStoreHarness(PeerHarness):
     name = "MooncakeStore"
     kind = "mooncake"
-    capabilities = Capabilities(raw=True, restart=True, zero_copy=True)
+    capabilities = Capabilities(raw=True, restart=True, zero_copy=True, layouts=PAGE_LAYOUTS)
     requires = ("sglang", "torch", "mooncake")
     distributions = ("sglang", "mooncake-transfer-engine-non-cuda")
 

@@ -28,7 +28,7 @@ STORE = {
 class UcmAdapterHarness(PeerHarness):
     name = "UnifiedCacheStore"
     kind = "dynamic"
-    capabilities = Capabilities(raw=True, restart=True, zero_copy=True)
+    capabilities = Capabilities(raw=True, restart=True, zero_copy=True, layouts=("page_first",))
     requires = ("sglang", "torch", "ucm")
     distributions = ("sglang", "uc-manager-cuda-cu129")
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hicache_shared.testing import BackendSuite, Capabilities
 from hicache_umbp.memory import shared_bytes
 from hicache_umbp.server import UmbpServer
-from tests.peers.peer import PeerHarness
+from tests.peers.peer import PAGE_LAYOUTS, PeerHarness
 
 ADDRESS = "UMBP_STANDALONE_ADDRESS"
 """Where UMBPStore takes a standalone server's address from: with a host pool, from here alone."""
@@ -24,7 +24,7 @@ class UMBPStoreHarness(PeerHarness):
 
     name = "UMBPStore"
     kind = "mori"
-    capabilities = Capabilities(restart=True, zero_copy=True)
+    capabilities = Capabilities(restart=True, zero_copy=True, layouts=PAGE_LAYOUTS)
     requires = ("sglang", "torch", "mori")
     distributions = ("sglang", "amd-mori")
 

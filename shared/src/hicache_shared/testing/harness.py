@@ -43,6 +43,7 @@ class Capabilities:
             ``batch_get_v1`` and ``batch_set_v1``; else by flat pages.
         flat: SGLang may also move its KV by flat pages, ``batch_get`` and ``batch_set``: always
             where ``zero_copy`` is off, and with it where the backend can be made without.
+        layouts: memory layouts that SGLang can be run with beside the backend; empty for all.
         identity: fields of the extra config that tell deployments apart, of
             ``model_id``, ``revision``, ``kv_cache_dtype`` and ``namespace``.
     """
@@ -60,6 +61,7 @@ class Capabilities:
     checksums: bool = False
     zero_copy: bool = False
     flat: bool = False
+    layouts: tuple[str, ...] = ()
     identity: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

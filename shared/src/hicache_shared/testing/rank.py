@@ -156,14 +156,18 @@ class Rank:
         return (starts + np.arange(width)).reshape(-1)
 
     def set(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
-        """Store host pages, KV by v1 and the others by v2."""
+        """Store host pages, KV by v1 and the others by v2; without keys there is no call."""
+        if not keys:
+            return []
         transfer = self.transfer(name, keys, pages)
         if name == KV:
             return self.backend.batch_set_v1(list(keys), transfer.host_indices)
         return self.backend.batch_set_v2([transfer])[name]
 
     def get(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
-        """Fill host pages, KV by v1 and the others by v2."""
+        """Fill host pages, KV by v1 and the others by v2; without keys there is no call."""
+        if not keys:
+            return []
         transfer = self.transfer(name, keys, pages)
         if name == KV:
             return self.backend.batch_get_v1(list(keys), transfer.host_indices)

@@ -87,7 +87,11 @@ class SuiteFixtures:
         def make(**changes: Any) -> Rank:
             if changes.get("extra") == FLAT_KV:
                 needs(harness, "flat")
-            ranks.append(Rank.make(harness, **{"model": pair[0], "layout": pair[1], **changes}))
+            wanted = {"model": pair[0], "layout": pair[1], **changes}
+            layouts = harness.capabilities.layouts
+            if layouts and wanted["layout"] not in layouts:
+                not_supported(f"{harness.name} does not go with layout {wanted['layout']!r}")
+            ranks.append(Rank.make(harness, **wanted))
             return ranks[-1]
 
         yield make
