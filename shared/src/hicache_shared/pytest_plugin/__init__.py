@@ -13,6 +13,7 @@ import pytest
 
 from hicache_shared.errors import ConfigError
 from hicache_shared.pytest_plugin.collected import Collected
+from hicache_shared.pytest_plugin.fail_once import FailOnce
 from hicache_shared.pytest_plugin.report import BACKEND, VERSIONS, Report, versions_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also stop, freeze and restart servers",
     )
     group.addoption(
+        "--hicache-fail-once",
+        action="store_true",
+        help="after a failure of a test, leave out its other parameters",
+    )
+    group.addoption(
         "--hicache-layouts",
         metavar="LAYOUT,...",
         type=lambda value: tuple(value.split(",")),
@@ -62,6 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faults: kills, freezes or fills a server on purpose")
     config.stash[COLLECTED] = Collected()
+    if config.getoption("--hicache-fail-once"):
+        config.pluginmanager.register(FailOnce(config))
     dotted = config.getoption("--hicache-backend")
     if dotted is not None:
         _run_on_class(config, dotted)
