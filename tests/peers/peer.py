@@ -71,7 +71,7 @@ class Files:
         (self.folder / key).write_bytes(value)
 
     def delete(self, key: str) -> None:
-        (self.folder / key).unlink()
+        (self.folder / key).unlink(missing_ok=True)
 
     def empty(self) -> None:
         for key in self.keys():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -17,7 +18,7 @@ STORE = {
     "posix_io_engine": "psync",
     "io_direct": False,
     "posix_data_trans_concurrency": 4,
-    "data_dir_shard_bytes": 2,
+    "data_dir_shard_bytes": 1,
     "posix_lookup_concurrency": 1,
     "timeout_ms": 0,
     "store_health": {"enabled": False},
@@ -51,6 +52,8 @@ class UcmAdapterHarness(PeerHarness):
 
     def forget(self) -> None:
         """Go on in another folder: a process has one model a folder, as an engine has."""
+        for before in self._folder.iterdir():
+            shutil.rmtree(before)
         self._files = Files(Path(mkdtemp(dir=self._folder)), BLOCK)
         self.extra_config["kv_connector_extra_config"] = {
             "ucm_connector_name": "UcmPipelineStore",
