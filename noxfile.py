@@ -71,7 +71,11 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types with mypy, in strict mode."""
     session.install(*group("types"))
-    folders = [name for name in ("tests", "benchmarks", "tools") if any(Path(name).rglob("*.py"))]
+    folders = [
+        name
+        for name in ("tests", "benchmarks", "tools", "examples")
+        if any(Path(name).rglob("*.py"))
+    ]
     sources = [f"{folder}/src" for folder in distributions([*ADAPTERS])]
     session.run("mypy", *sources, "noxfile.py", *folders)
 
@@ -83,6 +87,7 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/sglang",
+        "--hicache-faults",
         # A file's tests stay in one process, which starts their server once.
         *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
         *session.posargs,
@@ -141,6 +146,18 @@ def sglang(session: nox.Session) -> None:
             **UCM_LOGS,
         },
     )
+
+
+@nox.session(python=PYTHON)
+def drift(session: nox.Session) -> None:
+    """Compare our copy of SGLang's storage contract with each supported release, from its wheel.
+
+    ``nox -s drift -- --version 0.5.24`` looks at another release, ``newest`` at the newest one;
+    ``--write`` writes the table in docs/sglang.md.
+    """
+    install(session, [], [])
+    command = ["python", "-m", "tools.sglang_drift", *session.posargs]
+    session.run(*command, env={"PYTHONPATH": None})
 
 
 @nox.session(python=PYTHON)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,8 +15,8 @@ import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.hostmem import aligned_bytes
-from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
-from hicache_shared.testing.harness import storage_config
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
+from hicache_shared.testing.harness import IDENTITY_FIELDS, storage_config
 from hicache_umbp import UmbpBackend
 from hicache_umbp.backend import epochs_of
 from hicache_umbp.client import UmbpClient, native_module
@@ -24,7 +25,7 @@ from hicache_umbp.memory import shared_bytes
 from hicache_umbp.modes import mode_of
 from hicache_umbp.pages import Pages
 from hicache_umbp.server import UmbpServer
-from hicache_umbp.session import Session
+from hicache_umbp.session import PULSE_AFTER_S, Session
 from hicache_umbp.store import UmbpStore
 from hicache_umbp.testing import RawUmbp
 
@@ -104,7 +105,19 @@ def client_of(settings: dict[str, Any]) -> UmbpClient:
 class UmbpHarness(Harness):
     """What both modes share. ``settings`` are those of the store that tests share."""
 
-    capabilities = Capabilities(raw=True, limited=True, faults=True, hold=True, relief=True)
+    capabilities = Capabilities(
+        raw=True,
+        limited=True,
+        faults=True,
+        hold=True,
+        relief=True,
+        restart=True,
+        keeps=True,
+        zero_copy=True,
+        identity=IDENTITY_FIELDS,
+    )
+    requires = ("mori",)
+    distributions = ("hicache-umbp", "amd-mori")
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._config = UmbpConfig.model_validate(settings)
@@ -122,10 +135,10 @@ class UmbpHarness(Harness):
             def open_store(_, config: UmbpConfig, storage_config: object) -> UmbpStore:  # noqa: N805
                 return UmbpStore(Session(mode), self._epochs, allocate=self.allocate)
 
-        return LentClientBackend(self._with(config, self._settings), {})
+        return LentClientBackend(with_settings(config, self._settings), {})
 
     def make_own(self, config: HiCacheStorageConfig) -> UmbpBackend:
-        return UmbpBackend(self._with(config, self._settings), {})
+        return UmbpBackend(with_settings(config, self._settings), {})
 
     @contextmanager
     def fault(self) -> Iterator[None]:
@@ -171,15 +184,16 @@ class UmbpHarness(Harness):
     def _limited_backend(
         self, config: HiCacheStorageConfig, settings: dict[str, Any]
     ) -> Iterator[UmbpBackend]:
-        self._limited = UmbpBackend(self._with(config, settings), {})
+        self._limited = UmbpBackend(with_settings(config, settings), {})
         try:
             yield self._limited
         finally:
             self._limited.close()
             self._limited = None
 
-    def _with(self, config: HiCacheStorageConfig, extra: dict[str, Any]) -> HiCacheStorageConfig:
-        return replace(config, extra_config={**extra, **(config.extra_config or {})})
+
+def with_settings(config: HiCacheStorageConfig, extra: dict[str, Any]) -> HiCacheStorageConfig:
+    return replace(config, extra_config={**extra, **(config.extra_config or {})})
 
 
 def fill(client: UmbpClient, memory: npt.NDArray[np.uint8]) -> None:
@@ -191,7 +205,7 @@ def fill(client: UmbpClient, memory: npt.NDArray[np.uint8]) -> None:
 
 
 class EmbeddedHarness(UmbpHarness):
-    name = "umbp-embedded"
+    name = "umbp embedded"
 
     def __init__(self) -> None:
         super().__init__({"dram_capacity_bytes": CAPACITY, "dram_page_size": PAGE_BYTES})
@@ -215,11 +229,16 @@ class EmbeddedHarness(UmbpHarness):
         fill(client, aligned_bytes(1 << 20))
         yield client
 
+    def close(self) -> None:
+        """End the client: the classes of ``make`` keep this until a garbage collection."""
+        del self._lent
+
 
 class StandaloneHarness(UmbpHarness):
     """The client is made anew after each test, since it lets go of no memory before its end."""
 
-    name = "umbp-standalone"
+    name = "umbp standalone"
+    capabilities = replace(UmbpHarness.capabilities, server=True, processes=True)
 
     def __init__(self) -> None:
         self._server = UmbpServer(capacity_bytes=CAPACITY, page_bytes=PAGE_BYTES)
@@ -250,22 +269,62 @@ class StandaloneHarness(UmbpHarness):
                 client.register(region.address, region.nbytes)
             yield client
 
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        return ElsewhereSpec(
+            "hicache_umbp:UmbpBackend",
+            with_settings(config, self._settings).extra_config or {},
+            allocate="hicache_umbp.memory:shared_bytes",
+        )
+
     def forget(self) -> None:
         self._lent.renew(client_of(self._settings))
+
+    def restart(self) -> None:
+        self.forget()
+
+    def own_server(self) -> ServerHarness:
+        return ServerHarness()
 
     def close(self) -> None:
         self._server.stop()
 
 
-@pytest.fixture(scope="class")
-def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    with request.cls.of() as harness:
-        yield harness
+class ServerHarness(Harness):
+    """A standalone server to stop and freeze."""
+
+    name = "umbp standalone"
+    capabilities = Capabilities(server=True, zero_copy=True, identity=IDENTITY_FIELDS)
+
+    def __init__(self) -> None:
+        self._server = UmbpServer(capacity_bytes=64 << 20, page_bytes=PAGE_BYTES)
+        self._server.__enter__()
+
+    def make(self, config: HiCacheStorageConfig) -> UmbpBackend:
+        return UmbpBackend(with_settings(config, {"standalone_address": self._server.address}), {})
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return shared_bytes(nbytes)
+
+    def stop_server(self) -> None:
+        self._server.kill()
+
+    def start_server(self) -> None:
+        self._server.restart()
+
+    def freeze_server(self) -> None:
+        self._server.freeze()
+        time.sleep(PULSE_AFTER_S)  # as long as an answer of the server counts for more to come
+
+    def thaw_server(self) -> None:
+        self._server.thaw()
+
+    def close(self) -> None:
+        self._server.stop()
 
 
 class TestEmbedded(BackendSuite):
-    of = EmbeddedHarness
+    harness_type = EmbeddedHarness
 
 
 class TestStandalone(BackendSuite):
-    of = StandaloneHarness
+    harness_type = StandaloneHarness

@@ -175,7 +175,7 @@ def test_the_page_size_fits_the_pools_and_a_logical_anchor_adds_nothing() -> Non
             return store
 
     model = build(preset("deepseek-v4-flash"), layout="page_first", pages=2)
-    config = storage_config(is_mla_model=True)
+    config = storage_config(is_mla_model=True, extra={"dram_capacity_bytes": "256mb"})
     backend = Noted(config, {})
     Rank(backend, model, config)
     sizes = [size for (size,) in made]
@@ -242,7 +242,7 @@ def test_deepseek_v4_flash_is_byte_exact_from_another_process_until_it_clears(
     rank.fill(5)
     rank.set_everywhere(keys, range(8))
     assert rank.hit(keys) == 8
-    rank.backend.close()  # type: ignore[attr-defined]
+    rank.backend.close()
 
 
 def test_a_clear_outlives_the_client_that_did_it_and_is_never_undone(server: UmbpServer) -> None:
