@@ -24,7 +24,6 @@ nox.options.reuse_venv = "yes"
 ROOT = Path(__file__).parent
 PYTHON = "3.12"
 PYTHONS = ["3.11", PYTHON]
-SGLANG_PYTHON = "3.11"
 
 if sys.version_info[:2] != (3, 12) and shutil.which("python3.12") is None:
     # nox would skip the sessions and call that a success.
@@ -88,6 +87,7 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/sglang",
+        "--hicache-faults",
         # A file's tests stay in one process, which starts their server once.
         *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
         *session.posargs,
@@ -131,16 +131,33 @@ def bench(session: nox.Session) -> None:
         session.run(*command, env={"PYTHONPATH": None, **UCM_LOGS})
 
 
-@nox.session(python=SGLANG_PYTHON)
+@nox.session(python=PYTHON)
 def sglang(session: nox.Session) -> None:
     """Run the tests that need SGLang itself, on the CPU; arguments go to pytest."""
     session.install("--no-deps", *group("sglang"))
-    install(session, ["mooncake"], [*group("tests"), *group("sglang-needs")])
+    install(session, [*ADAPTERS], [*group("tests"), *group("sglang-needs")])
     session.run(
         "pytest",
         *(session.posargs or ["tests/sglang"]),
-        env={"HICACHE_REQUIRE_BACKEND": "1", "PYTHONPATH": None},
+        env={
+            "CUDA_VISIBLE_DEVICES": "",  # so that a machine with a GPU runs the same
+            "HICACHE_REQUIRE_BACKEND": "1",
+            "PYTHONPATH": None,
+            **UCM_LOGS,
+        },
     )
+
+
+@nox.session(python=PYTHON)
+def drift(session: nox.Session) -> None:
+    """Compare our copy of SGLang's storage contract with each supported release, from its wheel.
+
+    ``nox -s drift -- --version 0.5.24`` looks at another release, ``newest`` at the newest one;
+    ``--write`` writes the table in docs/sglang.md.
+    """
+    install(session, [], [])
+    command = ["python", "-m", "tools.sglang_drift", *session.posargs]
+    session.run(*command, env={"PYTHONPATH": None})
 
 
 @nox.session(python=PYTHON)

@@ -109,6 +109,7 @@ class UcmHarness(Harness):
         hold=True,
         relief=MAY_MOUNT,
         restart=True,
+        keeps=True,
         processes=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,

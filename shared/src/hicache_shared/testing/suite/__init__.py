@@ -13,10 +13,13 @@ from hicache_shared.testing.suite.guard import GuardSuite
 from hicache_shared.testing.suite.hits import HitSuite
 from hicache_shared.testing.suite.identity import IdentitySuite
 from hicache_shared.testing.suite.long import LongSuite
+from hicache_shared.testing.suite.losses import LossSuite
 from hicache_shared.testing.suite.misuse import MisuseSuite
 from hicache_shared.testing.suite.pages import PageSuite
 from hicache_shared.testing.suite.policies import PolicySuite
 from hicache_shared.testing.suite.processes import ProcessSuite
+from hicache_shared.testing.suite.servers import ServerSuite
+from hicache_shared.testing.suite.stateful import StatefulSuite
 from hicache_shared.testing.suite.threads import ThreadSuite
 from hicache_shared.testing.suite.untouched import UntouchedSuite
 
@@ -37,6 +40,9 @@ class BackendSuite(
     MisuseSuite,
     FaultSuite,
     CloseSuite,
+    LossSuite,
+    StatefulSuite,
+    ServerSuite,
     GuardSuite,
 ):
     """Subclass it with a ``harness_type``; everything else is inherited."""
