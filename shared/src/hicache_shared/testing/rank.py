@@ -45,6 +45,11 @@ def content(pool: str, key: str, nbytes: int) -> bytes:
     return np.random.default_rng(list(seed)).bytes(nbytes)
 
 
+def digest(page: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(page).hexdigest()
+
+
 def chain(pages: int, salt: str = "") -> list[str]:
     """Page hashes as SGLang chains them: each over all before it. Fresh for a new salt."""
     hashes: list[str] = []
