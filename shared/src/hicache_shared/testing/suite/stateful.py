@@ -25,10 +25,11 @@ from hypothesis.stateful import (
 )
 
 from hicache_shared.contract import PoolTransferResult
-from hicache_shared.hostpool import MambaGeometry, ModelSpec, build
-from hicache_shared.testing.harness import Harness, storage_config
+from hicache_shared.hostpool import MambaGeometry, ModelSpec
+from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
-from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain, guarded, spec_of
+from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain, spec_of
+from hicache_shared.testing.suite.calls import ONE_LAYER
 from hicache_shared.testing.suite.fixtures import SuiteFixtures
 from hicache_shared.testing.suite.forms import assert_memory
 
@@ -248,7 +249,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> dict[str, list[Page]]:
         """Load pages of some pools, by their numbers; those of each pool that were a miss."""
         self._loads += 1
-        kept = {name: bytes([self._loads % 256]) * page_bytes(rank, name) for name in wanted}
+        kept = {name: bytes([self._loads % 256]) * rank.page_bytes(name) for name in wanted}
         slots = {name: slots_from(slot, numbers) for name, numbers in wanted.items()}
         for name, places in slots.items():
             for place in places:
@@ -297,7 +298,7 @@ class StoreMachine(RuleBasedStateMachine):
         """What a page holds: the same for every rank that has it, other after a clear."""
         if page not in self._held:
             names = f"{page}/{self._clears[page.deployment]}".encode()
-            return np.random.default_rng(list(names)).bytes(page_bytes(rank, page.pool))
+            return np.random.default_rng(list(names)).bytes(rank.page_bytes(page.pool))
         return self._held[page]
 
     def _legal(self, who: Who, rank: Rank, count: int) -> list[int]:
@@ -388,26 +389,16 @@ def small_spec(model: str) -> ModelSpec:
 
 def new_rank(harness: Harness, spec: ModelSpec, who: Who, salt: str) -> Rank:
     """A rank with a backend of its own, on memory of its own."""
-    model = build(
+    return Rank.make(
+        harness,
         spec,
+        "page_first",
+        layers_div=ONE_LAYER,
         pages=PAGES,
-        layout="page_first",
-        layers_div=1000,
-        allocate=partial(guarded, harness.allocate),
-    )
-    config = storage_config(
-        is_mla_model=model.is_mla_model,
         deployment=f"{salt}-{who.deployment}",
-        identity=harness.capabilities.identity,
         tp_rank=who.tp_rank,
         tp_size=RANKS,
     )
-    return Rank(harness.make(config), model, config, zero_copy=harness.capabilities.zero_copy)
-
-
-def page_bytes(rank: Rank, name: str) -> int:
-    """Bytes of a page of a pool."""
-    return sum(view.nbytes for view in rank.views(name, 0))
 
 
 def is_replicated(rank: Rank, name: str) -> bool:
