@@ -25,6 +25,7 @@ from hicache_shared.testing.engine import EngineCalls
 from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.models import MLA_MAMBA as MLA_MAMBA
 from hicache_shared.testing.models import spec_of as spec_of
+from hicache_shared.testing.models import with_small_states
 from hicache_shared.testing.tensors import tensors
 
 KV = "kv"
@@ -294,8 +295,8 @@ def small_model(
     layers_div: int | None = None,
     pages: int = PAGES,
 ) -> AssembledModel:
-    """A model with its structure whole and its layers cut down, on the harness's memory."""
-    spec = spec_of(model)
+    """A model with its structure whole and its sizes cut down, on the harness's memory."""
+    spec = with_small_states(spec_of(model))
     return build(
         spec,
         pages=pages,
