@@ -35,7 +35,7 @@ PAGES = 16
 LAYERS_DIV = {"mamba": 18, "mla-mamba": 18}
 """Models whose layers are large are cut down more."""
 
-FLAT_KV = {"module_path": "hicache_shared.testing"}
+FLAT_KV = {"module_path": "hicache_shared.testing", "interface_v1": 0}
 """Extra config of a backend that SGLang loads by its path, without ``"interface_v1": 1``."""
 
 
