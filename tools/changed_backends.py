@@ -23,12 +23,15 @@ NONE = (
     ".github/workflows/release.yml",
     "changelog.d/",
     "docs/",
+    "examples/",
     "tests/cli/",
     "tests/contract/",
     "tests/e2e/",
+    "tests/examples/",
     "tests/gpu/",
     "tests/packaging/",
     "tests/sglang/",
+    "tests/suite/",
     "tools/sglang_drift/",
 )
 """What other jobs test; a document in the root concerns no backend either."""

@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from hicache_shared import memory
 from hicache_shared.errors import ClearError
-from hicache_shared.memory import MemoryStore, Shelf, Spans
+from hicache_shared.memory import Kept, MemoryStore, Shelf, Spans
 from hicache_shared.memory_backend import MemoryBackend
 from hicache_shared.store import Code, KeyBatch, StoredPool
 from hicache_shared.transfer import Transfers
@@ -19,6 +19,7 @@ MLA = "mla-page_first"
 FAULT = "test_case_09_a_fault_of_the_store_is_an_answer"
 CLEAR = "test_case_11_clear_empties_this_namespace_at_once_and_nothing_else"
 FULL = "test_case_12_a_full_store_takes_what_fits_and_says_what_it_took"
+STATEFUL = "test_no_order_of_calls_and_losses_gives_other_bytes_or_a_false_hit"
 CLOSE = "test_case_15_no_interleaving_of_close_and_calls_crashes"
 
 
@@ -131,6 +132,54 @@ class StaleAfterClear(MemoryStore):
     def clear(self, namespace: str) -> None:
         self.seen.clear()
         super().clear(namespace)
+
+
+@broken(
+    "What a lookup saw counts as loaded, also when it has gone since.",
+    killed_by=f"test_pages_that_go_between_lookup_and_load_are_a_miss_and_no_others[{MLA}]",
+)
+class GetTrustsTheLookup(MemoryStore):
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self.seen: set[str] = set()
+
+    def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[list[bool]]:
+        answers = super().exists(asks, deadline_s)
+        for ask, present in zip(asks, answers, strict=True):
+            found = [key for key, there in zip(ask.hashes, present, strict=True) if there]
+            self.seen.update(ask.pool.prefix + key for key in found)
+        return answers
+
+    def _get(self, pool: StoredPool, key: str, spans: Spans) -> Code:
+        code = super()._get(pool, key, spans)
+        return Code.OK if code is Code.MISSING and key in self.seen else code
+
+
+@broken(
+    "A client keeps the pages that it read, also when they were cleared or lost.",
+    killed_by=f"{STATEFUL}[mla]",
+)
+class PagesKeptByTheClient(MemoryStore):
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self.read: dict[str, Kept] = {}
+
+    def _get(self, pool: StoredPool, key: str, spans: Spans) -> Code:
+        self._objects().update({key: self.read[key]} if key in self.read else {})
+        code = super()._get(pool, key, spans)
+        if code is Code.OK:
+            self.read[key] = self._objects()[key]
+        return code
+
+
+@broken(
+    "The store is emptied when a backend is closed.",
+    killed_by="test_pages_outlive_every_backend_that_stored_them[mla-page_first]",
+)
+class StoreEmptiedByClose(MemoryStore):
+    def close(self) -> None:
+        self._shelf.objects.clear()
+        super().close()
 
 
 @broken(

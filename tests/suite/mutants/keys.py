@@ -18,7 +18,7 @@ MLA = "mla-page_first"
 
 @broken_key(
     "The key leaves out which checkpoint the model is.",
-    killed_by=f"{DEPLOYMENT}[{MLA}-model_id]",
+    killed_by=f"{DEPLOYMENT}[model_id-{MLA}]",
 )
 def key_without_model(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, model=replace(identity.model, model=""))
@@ -26,23 +26,23 @@ def key_without_model(identity: PoolIdentity, config: Config) -> PoolIdentity:
 
 @broken_key(
     "The key leaves out the checkpoint's revision.",
-    killed_by=f"{DEPLOYMENT}[{MLA}-revision]",
+    killed_by=f"{DEPLOYMENT}[revision-{MLA}]",
 )
 def key_without_revision(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, model=replace(identity.model, revision=""))
 
 
 @broken_key(
-    "The key leaves out the KV's dtype: fp8 pages are read as another fp8's.",
-    killed_by=f"{DEPLOYMENT}[{MLA}-kv_cache_dtype]",
+    "The key leaves out the KV cache's dtype: pages of one fp8 format are read as another's.",
+    killed_by=f"{DEPLOYMENT}[kv_cache_dtype-{MLA}]",
 )
 def key_without_dtype(identity: PoolIdentity, config: Config) -> PoolIdentity:
-    return replace(identity, dtype="", model=replace(identity.model, kv_cache_dtype=""))
+    return replace(identity, model=replace(identity.model, kv_cache_dtype=""))
 
 
 @broken_key(
     "The key leaves out the operator's namespace.",
-    killed_by=f"{DEPLOYMENT}[{MLA}-namespace]",
+    killed_by=f"{DEPLOYMENT}[namespace-{MLA}]",
 )
 def key_without_namespace(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, model=replace(identity.model, namespace=""))
@@ -50,7 +50,7 @@ def key_without_namespace(identity: PoolIdentity, config: Config) -> PoolIdentit
 
 @broken_key(
     "The key of a sharded pool has the TP rank and not the TP size.",
-    killed_by=f"{TP}[other size-{MHA}]",
+    killed_by=f"{TP}[to more-{MHA}]",
 )
 def key_without_tp_size(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, tp=identity.tp and (identity.tp[0], 0))
@@ -58,7 +58,7 @@ def key_without_tp_size(identity: PoolIdentity, config: Config) -> PoolIdentity:
 
 @broken_key(
     "The key of a sharded pool has the TP size and not the TP rank.",
-    killed_by=f"{TP}[other rank-{MHA}]",
+    killed_by=f"{TP}[to the next-{MHA}]",
 )
 def key_without_tp_rank(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, tp=identity.tp and (0, identity.tp[1]))
@@ -66,7 +66,7 @@ def key_without_tp_rank(identity: PoolIdentity, config: Config) -> PoolIdentity:
 
 @broken_key(
     "The key of a replicated pool has the TP rank, so that only the rank that wrote it hits.",
-    killed_by=f"{TP}[other rank-{MLA}]",
+    killed_by=f"{TP}[to the next-{MLA}]",
 )
 def tp_rank_in_a_replicated_pool(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, tp=(config.tp_rank, config.tp_size))
@@ -74,7 +74,7 @@ def tp_rank_in_a_replicated_pool(identity: PoolIdentity, config: Config) -> Pool
 
 @broken_key(
     "Mamba states, sharded in every model, count as replicated beside an MLA model's KV.",
-    killed_by=f"{TP}[other rank-mla-mamba-page_first]",
+    killed_by=f"{TP}[to the next-mla-mamba-page_first]",
 )
 def sharded_states_taken_as_replicated(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, tp=None if config.is_mla_model else identity.tp)
@@ -97,8 +97,32 @@ def key_without_cp(identity: PoolIdentity, config: Config) -> PoolIdentity:
 
 
 @broken_key(
+    "The key leaves out the rank of decode context parallelism.",
+    killed_by=f"test_case_05_dcp_ranks_read_their_own_bytes_or_are_refused[{MLA}]",
+)
+def key_without_dcp(identity: PoolIdentity, config: Config) -> PoolIdentity:
+    return replace(identity, dcp=(0, 1))
+
+
+@broken_key(
+    "The key leaves out the type of the pool's elements: bf16 pages are read as fp16.",
+    killed_by=f"test_case_02_pools_of_another_shape_never_hit[{MLA}-float16]",
+)
+def key_without_element_type(identity: PoolIdentity, config: Config) -> PoolIdentity:
+    return replace(identity, dtype="")
+
+
+@broken_key(
+    "The key leaves out the memory layout: bytes in one order are read in another.",
+    killed_by=f"test_case_02_another_memory_layout_never_hits[{MHA}-page_first_direct]",
+)
+def key_without_memory_layout(identity: PoolIdentity, config: Config) -> PoolIdentity:
+    return replace(identity, memory_layout="")
+
+
+@broken_key(
     "The key leaves out the pool's name, and what follows from it.",
-    killed_by=f"{'test_pages_come_back_byte_exact_and_nothing_else_changes'}[mamba-page_first]",
+    killed_by="test_pages_come_back_byte_exact_and_nothing_else_changes[mamba-page_first]",
 )
 def key_without_the_pool(identity: PoolIdentity, config: Config) -> PoolIdentity:
     return replace(identity, pool="", dtype="", component_bytes=(), page_slots=0, layers=None)

@@ -21,7 +21,7 @@ MLA = "mla-page_first"
 MHA = "mha-page_first"
 BYTES = "test_pages_come_back_byte_exact_and_nothing_else_changes"
 SIZES = "test_case_02_an_object_of_another_size_is_a_miss"
-INDICES = "test_indices_that_do_not_fit_are_an_error_and_move_nothing"
+INDICES = "test_indices_that_do_not_fit_are_refused_and_move_nothing"
 
 
 @broken(
@@ -110,6 +110,30 @@ class NeighbourOverwritten(MemoryStore):
         code = super()._get(pool, key, spans)
         address, nbytes = spans[-1]
         ctypes.memset(address + nbytes, 0, 1)
+        return code
+
+
+@broken(
+    "A get that misses writes a byte before the page that it was to fill.",
+    killed_by=f"test_a_get_with_misses_changes_its_own_pages_alone[{MLA}]",
+)
+class MissWritesBeforeThePage(MemoryStore):
+    def _get(self, pool: StoredPool, key: str, spans: Spans) -> Code:
+        code = super()._get(pool, key, spans)
+        if code is Code.MISSING:
+            ctypes.memset(spans[0][0] - 1, 0, 1)
+        return code
+
+
+@broken(
+    "A put clears the host page that it stored.",
+    killed_by=f"test_sets_and_hit_queries_change_no_host_memory[{MLA}]",
+)
+class PutClearsTheHostPage(MemoryStore):
+    def _put(self, pool: StoredPool, key: str, spans: Spans) -> Code:
+        code = super()._put(pool, key, spans)
+        for address, nbytes in spans:
+            ctypes.memset(address, 0, nbytes)
         return code
 
 

@@ -160,6 +160,6 @@ def _reason(report: pytest.TestReport) -> str:
 def _message(report: pytest.TestReport) -> str:
     """The line of a failure that says what went wrong."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = str(crash.message) if crash is not None else report.longreprtext
+    text = str(report.longrepr if crash is None else crash.message).removeprefix("Failed: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "no message"

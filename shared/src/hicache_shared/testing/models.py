@@ -12,6 +12,7 @@ from hicache_shared.contract import PoolHitPolicy, PoolName
 from hicache_shared.hostpool import (
     Allocate,
     DSAIndexerGeometry,
+    MambaGeometry,
     MHAGeometry,
     MLAGeometry,
     MLAHostPool,
@@ -102,6 +103,21 @@ _OWN: dict[str, Callable[[], ModelSpec]] = {
     DSA_DRAFT: _dsa_draft,
     V4_DRAFT: _v4_draft,
 }
+
+
+STATES_DIV = 8
+"""Recurrent states of a layer are megabytes, heads and channels in the hundreds."""
+
+
+def with_small_states(spec: ModelSpec) -> ModelSpec:
+    """The model with fewer heads and channels in its recurrent states."""
+    pools = (
+        replace(pool, geometry=pool.geometry.of_rank(STATES_DIV))
+        if isinstance(pool.geometry, MambaGeometry)
+        else pool
+        for pool in spec.pools
+    )
+    return replace(spec, pools=tuple(pools))
 
 
 # -- changed in one respect --------------------------------------------------------------------

@@ -25,6 +25,7 @@ from hicache_shared.testing.engine import EngineCalls
 from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.models import MLA_MAMBA as MLA_MAMBA
 from hicache_shared.testing.models import spec_of as spec_of
+from hicache_shared.testing.models import with_small_states
 from hicache_shared.testing.tensors import tensors
 
 KV = "kv"
@@ -42,6 +43,11 @@ def content(pool: str, key: str, nbytes: int) -> bytes:
     """The bytes of a page that are told by its pool and key alone, in any process."""
     seed = hashlib.sha256(f"{pool}/{key}".encode()).digest()
     return np.random.default_rng(list(seed)).bytes(nbytes)
+
+
+def digest(page: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(page).hexdigest()
 
 
 def chain(pages: int, salt: str = "") -> list[str]:
@@ -294,8 +300,8 @@ def small_model(
     layers_div: int | None = None,
     pages: int = PAGES,
 ) -> AssembledModel:
-    """A model with its structure whole and its layers cut down, on the harness's memory."""
-    spec = spec_of(model)
+    """A model with its structure whole and its sizes cut down, on the harness's memory."""
+    spec = with_small_states(spec_of(model))
     return build(
         spec,
         pages=pages,

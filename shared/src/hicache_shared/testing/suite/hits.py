@@ -11,16 +11,15 @@ from typing import cast
 import numpy as np
 import pytest
 
-from hicache_shared.contract import BLOCK_GROUPS, HiCacheStorage, PoolHitPolicy, PoolTransfer
+from hicache_shared.contract import HiCacheStorage, PoolTransfer
 from hicache_shared.controller import HostMemoryMode, ReferenceController
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
-from hicache_shared.testing.rank import KV, Rank, chain, small_model
+from hicache_shared.testing.rank import KV, Rank, chain
 from hicache_shared.testing.suite.fixtures import (
     LOGICAL_PAIRS,
     TRAILING_PAIRS,
     SuiteFixtures,
-    not_supported,
 )
 
 
@@ -161,19 +160,3 @@ class HitSuite(SuiteFixtures):
             for source, target in zip(sources, targets, strict=True):
                 restored = [rank.page(name, page) for page in list(target)[4 - window :]]
                 assert restored == [saved[name][page] for page in list(source)[4 - window :]]
-
-    def test_block_groups_never_gate_the_hit(
-        self, harness: Harness, rank: Rank, keys: list[str]
-    ) -> None:
-        """Only whole groups at block boundaries count for such a pool, and for no other."""
-        policies = [policy for policy in PoolHitPolicy if policy.value == BLOCK_GROUPS]
-        if not policies:
-            not_supported("SGLang before 0.5.22 has no hit policy of block groups")
-        late = small_model(harness, "mla", "page_first").group.anchor_entry.host_pool
-        rank.backend.register_mem_host_pool_v2(late, "groups")
-        rank.fill(84)
-        rank.set_everywhere(keys, range(8))
-        harness.settle()
-        groups = PoolTransfer("groups", hit_policy=policies[0], block_pages=4, group_pages=2)
-        result = rank.backend.batch_exists_v2(keys, [*rank.questions(), groups])
-        assert (result.kv_hit_pages, result.restorable_prefix_pages) == (8, list(range(1, 9)))

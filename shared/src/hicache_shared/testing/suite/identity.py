@@ -177,6 +177,7 @@ class IdentitySuite(SuiteFixtures):
         half = new_rank(tp_rank=0, tp_size=2, heads_over=2, **split)
         others = [
             new_rank(tp_rank=1, tp_size=4, heads_over=4),
+            new_rank(tp_rank=1, tp_size=8, heads_over=4, tp_lcm_size=8),
             new_rank(tp_rank=1, tp_size=4, heads_over=4, tp_lcm_size=8, should_split_heads=True),
             new_rank(tp_rank=1, tp_size=2, heads_over=2, **split),
         ]

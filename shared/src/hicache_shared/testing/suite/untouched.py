@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hicache_shared.layout import buffers_of
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import FLAT_KV, KV, Rank, chain, same
 from hicache_shared.testing.suite.fixtures import (
@@ -120,6 +121,8 @@ class UntouchedSuite(SuiteFixtures):
         one.set_everywhere(keys, range(8))
         for name in one.pools:
             assert one.get(name, keys, range(8, 16)) == [True] * 8
+        in_other_use = [buffers_of(name, pool) for name, pool in one.pools.items()]
+        one.fill(106)
         one.model.destroy()
         harness.settle()
         for seed in range(2):
@@ -129,6 +132,7 @@ class UntouchedSuite(SuiteFixtures):
                 assert other.get(name, keys, range(8)) == [True] * 8
                 assert all(other.is_whole(name, key, i) for i, key in enumerate(keys))
             one.backend.close()
+        del in_other_use
 
     @pytest.mark.parametrize("pair", ONE_PAIR, ids="-".join, indirect=True)
     def test_no_reference_to_flat_pages_is_kept(
