@@ -394,7 +394,7 @@ PROFILES = {
     "ci": settings(
         **_COMMON,
         derandomize=True,
-        max_examples=10,
+        max_examples=8,
         stateful_step_count=40,
         phases=[Phase.generate],
     ),
