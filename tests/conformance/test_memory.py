@@ -14,6 +14,7 @@ from hicache_shared.memory import MemoryStore, Shelf
 from hicache_shared.memory_backend import MemoryBackend, MemoryConfig, shelf_named
 from hicache_shared.store import KeyBatch, PageBatch
 from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing.harness import IDENTITY_FIELDS
 
 pytestmark = pytest.mark.backend("memory")
 
@@ -40,7 +41,16 @@ class HeldStore(MemoryStore):
 
 class MemoryHarness(Harness):
     name = "memory"
-    capabilities = Capabilities(raw=True, limited=True, faults=True, hold=True)
+    capabilities = Capabilities(
+        raw=True,
+        limited=True,
+        faults=True,
+        hold=True,
+        restart=True,
+        zero_copy=True,
+        identity=IDENTITY_FIELDS,
+    )
+    distributions = ("hicache-shared",)
 
     def __init__(self) -> None:
         self._shelf_name = uuid4().hex
@@ -99,11 +109,5 @@ class MemoryHarness(Harness):
         self._shelf.objects.pop(key, None)
 
 
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with MemoryHarness() as harness:
-        yield harness
-
-
 class TestMemory(BackendSuite):
-    pass
+    harness_type = MemoryHarness

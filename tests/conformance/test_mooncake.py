@@ -20,6 +20,7 @@ from hicache_mooncake.testing import RawAccessError, RawMooncake
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import Code
 from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing.harness import IDENTITY_FIELDS
 
 pytestmark = pytest.mark.backend("mooncake")
 
@@ -82,7 +83,18 @@ class Cluster:
 
 class MooncakeHarness(Harness):
     name = "mooncake"
-    capabilities = Capabilities(raw=True, limited=True, faults=True, hold=True, relief=True)
+    capabilities = Capabilities(
+        raw=True,
+        limited=True,
+        faults=True,
+        hold=True,
+        relief=True,
+        restart=True,
+        zero_copy=True,
+        identity=IDENTITY_FIELDS,
+    )
+    requires = ("mooncake",)
+    distributions = ("hicache-mooncake", "mooncake-transfer-engine-non-cuda")
 
     def __init__(self) -> None:
         self._cluster = Cluster(SEGMENT_BYTES)
@@ -182,11 +194,5 @@ def fill(raw: RawMooncake) -> list[str]:
     return keys
 
 
-@pytest.fixture(scope="module")
-def harness() -> Iterator[Harness]:
-    with MooncakeHarness() as harness:
-        yield harness
-
-
 class TestMooncake(BackendSuite):
-    pass
+    harness_type = MooncakeHarness

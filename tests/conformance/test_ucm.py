@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing.harness import IDENTITY_FIELDS
 from hicache_ucm import UcmBackend
 from hicache_ucm.client import Addresses, NativeError, NativeModule, NativeStore
 from hicache_ucm.config import UcmConfig
@@ -97,13 +99,26 @@ class WatchedModule(NativeModule):
 
 
 class UcmHarness(Harness):
+    """A root of UCM's own inside a folder, which it removes at the end."""
+
     name = "ucm"
     capabilities = Capabilities(
-        raw=True, limited=MAY_MOUNT, faults=True, hold=True, relief=MAY_MOUNT
+        raw=True,
+        limited=MAY_MOUNT,
+        faults=True,
+        hold=True,
+        relief=MAY_MOUNT,
+        restart=True,
+        zero_copy=True,
+        identity=IDENTITY_FIELDS,
     )
+    requires = ("ucm",)
+    distributions = ("hicache-ucm", "uc-manager-cuda-cu129")
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
+    def __init__(self, folder: AbstractContextManager[Path]) -> None:
+        self._stack = ExitStack()
+        self._root = root = self._stack.enter_context(folder) / "root"
+        root.mkdir()
         self._raw = RawUcm(root)
         self._watch = Watch()
         self._small: Path | None = None
@@ -171,6 +186,9 @@ class UcmHarness(Harness):
     def raw_delete(self, key: str) -> None:
         self._raw.raw_delete(key)
 
+    def close(self) -> None:
+        self._stack.close()
+
     def _watched(self, config: HiCacheStorageConfig, root: Path) -> UcmBackend:
         watch = self._watch
 
@@ -187,19 +205,29 @@ def _rooted(config: HiCacheStorageConfig, root: Path) -> HiCacheStorageConfig:
     return replace(config, extra_config={**ours, **(config.extra_config or {})})
 
 
-@pytest.fixture(scope="module", params=["tmpfs", "disk"])
-def harness(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Harness]:
-    with ExitStack() as stack:
-        if request.param == "disk":
-            folder = tmp_path_factory.mktemp("ucm")
-        else:
-            folder = stack.enter_context(tmpfs_folder())
-        root = folder / "root"
-        root.mkdir()
-        yield stack.enter_context(UcmHarness(root))
+class TmpfsHarness(UcmHarness):
+    name = "ucm on tmpfs"
+
+    def __init__(self) -> None:
+        super().__init__(tmpfs_folder())
 
 
-class TestUcm(BackendSuite):
-    pass
+class DiskHarness(UcmHarness):
+    name = "ucm on disk"
+
+    def __init__(self) -> None:
+        super().__init__(disk_folder())
+
+
+@contextmanager
+def disk_folder() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="hicache-ucm-") as folder:
+        yield Path(folder)
+
+
+class TestTmpfs(BackendSuite):
+    harness_type = TmpfsHarness
+
+
+class TestDisk(BackendSuite):
+    harness_type = DiskHarness

@@ -15,7 +15,7 @@ import pytest
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
-from hicache_shared.testing.harness import storage_config
+from hicache_shared.testing.harness import IDENTITY_FIELDS, storage_config
 from hicache_umbp import UmbpBackend
 from hicache_umbp.backend import epochs_of
 from hicache_umbp.client import UmbpClient, native_module
@@ -104,7 +104,18 @@ def client_of(settings: dict[str, Any]) -> UmbpClient:
 class UmbpHarness(Harness):
     """What both modes share. ``settings`` are those of the store that tests share."""
 
-    capabilities = Capabilities(raw=True, limited=True, faults=True, hold=True, relief=True)
+    capabilities = Capabilities(
+        raw=True,
+        limited=True,
+        faults=True,
+        hold=True,
+        relief=True,
+        restart=True,
+        zero_copy=True,
+        identity=IDENTITY_FIELDS,
+    )
+    requires = ("mori",)
+    distributions = ("hicache-umbp", "amd-mori")
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._config = UmbpConfig.model_validate(settings)
@@ -191,7 +202,7 @@ def fill(client: UmbpClient, memory: npt.NDArray[np.uint8]) -> None:
 
 
 class EmbeddedHarness(UmbpHarness):
-    name = "umbp-embedded"
+    name = "umbp embedded"
 
     def __init__(self) -> None:
         super().__init__({"dram_capacity_bytes": CAPACITY, "dram_page_size": PAGE_BYTES})
@@ -219,7 +230,7 @@ class EmbeddedHarness(UmbpHarness):
 class StandaloneHarness(UmbpHarness):
     """The client is made anew after each test, since it lets go of no memory before its end."""
 
-    name = "umbp-standalone"
+    name = "umbp standalone"
 
     def __init__(self) -> None:
         self._server = UmbpServer(capacity_bytes=CAPACITY, page_bytes=PAGE_BYTES)
@@ -257,15 +268,9 @@ class StandaloneHarness(UmbpHarness):
         self._server.stop()
 
 
-@pytest.fixture(scope="class")
-def harness(request: pytest.FixtureRequest) -> Iterator[Harness]:
-    with request.cls.of() as harness:
-        yield harness
-
-
 class TestEmbedded(BackendSuite):
-    of = EmbeddedHarness
+    harness_type = EmbeddedHarness
 
 
 class TestStandalone(BackendSuite):
-    of = StandaloneHarness
+    harness_type = StandaloneHarness

@@ -242,7 +242,7 @@ def test_deepseek_v4_flash_is_byte_exact_from_another_process_until_it_clears(
     rank.fill(5)
     rank.set_everywhere(keys, range(8))
     assert rank.hit(keys) == 8
-    rank.backend.close()  # type: ignore[attr-defined]
+    rank.backend.close()
 
 
 def test_a_clear_outlives_the_client_that_did_it_and_is_never_undone(server: UmbpServer) -> None:

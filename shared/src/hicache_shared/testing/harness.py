@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,16 +16,28 @@ from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig, rank_c
 from hicache_shared.hostmem import aligned_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a harness offers beyond the contract. Everything is off unless said.
 
+    A test that needs what is off shows as "not supported", never as passed.
+
     Attributes:
-        raw: objects can be listed, read, planted and deleted by their full key.
+        raw: objects can be listed, read, planted, deleted and corrupted by their full key.
         limited: :meth:`Harness.make_limited` makes a backend on a store of little space.
         faults: :meth:`Harness.fault` makes the store fail.
         hold: :meth:`Harness.hold` keeps a call inside the native store.
         relief: :meth:`Harness.relieve` fills the limited store and gives its space back.
+        restart: pages outlive every backend that stored them; :meth:`Harness.restart` drops
+            what the harness itself keeps open of the client.
+        processes: :meth:`Harness.elsewhere` tells another process how to use the same store.
+        server: the store has a server of the test's own that can be stopped, started, frozen
+            and thawed.
+        checksums: bytes that changed in the store, their number being right, are a miss.
+        zero_copy: the backend is made with ``"interface_v1": 1``, so SGLang moves its KV by
+            ``batch_get_v1`` and ``batch_set_v1``; else by flat pages.
+        identity: fields of the extra config that tell deployments apart, of
+            ``model_id``, ``revision``, ``kv_cache_dtype`` and ``namespace``.
     """
 
     raw: bool = False
@@ -33,18 +45,39 @@ class Capabilities:
     faults: bool = False
     hold: bool = False
     relief: bool = False
+    restart: bool = False
+    processes: bool = False
+    server: bool = False
+    checksums: bool = False
+    zero_copy: bool = False
+    identity: tuple[str, ...] = ()
+
+
+IDENTITY_FIELDS = ("model_id", "revision", "kv_cache_dtype", "namespace")
+"""What the adapters of this repository read of the extra config to tell deployments apart."""
 
 
 class Harness(ABC):
-    """One store, and backends on it. All backends of a harness share what is stored.
+    """Describes one backend: how it is made, and the ways behind the contract.
 
-    Use as a context manager; leaving it stops whatever it started.
+    A harness is one store, and backends on it; all of them share what is stored. Use as a
+    context manager; leaving it stops whatever it started.
+
+    Attributes:
+        name: of the backend, in reports.
+        capabilities: what of the optional methods is there.
+        requires: packages to import, of the native client. Where one is not installed, or the
+            constructor raises BackendUnavailableError, the tests skip; with
+            ``HICACHE_REQUIRE_BACKEND`` set they fail.
+        distributions: whose versions a report names.
     """
 
     name: ClassVar[str]
     capabilities: ClassVar[Capabilities] = Capabilities()
+    requires: ClassVar[tuple[str, ...]] = ()
+    distributions: ClassVar[tuple[str, ...]] = ()
 
-    def __enter__(self) -> Harness:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -69,7 +102,7 @@ class Harness(ABC):
 
     def fault(self) -> AbstractContextManager[None]:
         """While inside, every call to the native store fails as it does when it is broken."""
-        return nullcontext()
+        raise NotImplementedError
 
     def hold(self) -> AbstractContextManager[threading.Event]:
         """The next call to the native store waits inside it until this is left.
@@ -97,6 +130,35 @@ class Harness(ABC):
     def forget(self) -> None:
         """Drop what is stored, where it would pile up over the tests. Called after each."""
 
+    def restart(self) -> None:
+        """Let go of clients that backends share, as an engine that ends does.
+
+        Called when every backend is closed. What was stored stays.
+        """
+
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        """How another process makes a backend on the same store."""
+        raise NotImplementedError
+
+    def stop_server(self) -> None:
+        """Kill the server, as a machine that fails does."""
+        raise NotImplementedError
+
+    def start_server(self) -> None:
+        """Start the server again, at the same address, and wait until it serves.
+
+        Pages may be lost.
+        """
+        raise NotImplementedError
+
+    def freeze_server(self) -> None:
+        """Stop the server from answering while its connections stay open (SIGSTOP)."""
+        raise NotImplementedError
+
+    def thaw_server(self) -> None:
+        """Let a frozen server go on."""
+        raise NotImplementedError
+
     def raw_keys(self) -> list[str]:
         raise NotImplementedError
 
@@ -110,8 +172,30 @@ class Harness(ABC):
     def raw_delete(self, key: str) -> None:
         raise NotImplementedError
 
+    def raw_corrupt(self, key: str) -> None:
+        """Change one byte of an object, in its middle, and keep its size."""
+        value = bytearray(self.raw_get(key) or b"")
+        value[len(value) // 2] ^= 0xFF
+        self.raw_put(key, bytes(value))
+
     def close(self) -> None:
         """Stop what was started."""
+
+
+@dataclass(frozen=True, slots=True)
+class ElsewhereSpec:
+    """A backend's class by name, and the extra config that leads it to a store.
+
+    Attributes:
+        backend: ``package.module:Class``.
+        extra_config: SGLang's, plain JSON.
+        allocate: ``package.module:function`` that gives host memory, as
+            :meth:`Harness.allocate`; empty for plain memory.
+    """
+
+    backend: str
+    extra_config: dict[str, Any]
+    allocate: str = ""
 
 
 HOLD_S = 60.0
@@ -149,14 +233,23 @@ class Holding:
 
 
 def storage_config(
-    *, is_mla_model: bool, extra: dict[str, Any] | None = None, **changes: Any
+    *,
+    is_mla_model: bool,
+    deployment: str = "suite",
+    identity: Sequence[str] = IDENTITY_FIELDS,
+    extra: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> HiCacheStorageConfig:
     """A configuration of one rank alone, with the given fields changed.
 
-    ``extra`` is added to an extra config that names the model in full.
+    Args:
+        is_mla_model: SGLang's flag: every tensor-parallel rank holds the same primary KV.
+        deployment: the served name, and part of the checkpoint's.
+        identity: fields of the extra config that name the deployment.
+        extra: added to the extra config, over those.
+        changes: other fields of the configuration.
     """
-    named = {"model_id": "suite/model", "revision": "r1", "kv_cache_dtype": "auto"}
-    model_name = changes.pop("model_name", "suite")
-    return rank_config(
-        model_name, is_mla_model=is_mla_model, extra_config={**named, **(extra or {})}, **changes
-    )
+    full = {"model_id": f"suite/{deployment}", "revision": "r1", "kv_cache_dtype": "auto"}
+    named = {field: full[field] for field in identity if field in full}
+    extra_config = {**named, **(extra or {})}
+    return rank_config(deployment, is_mla_model=is_mla_model, extra_config=extra_config, **changes)

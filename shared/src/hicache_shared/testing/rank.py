@@ -22,7 +22,9 @@ from hicache_shared.controller import Operation, model_transfers
 from hicache_shared.hostmem import merged, storage_region
 from hicache_shared.hostpool import Allocate, AssembledModel, ModelSpec, build, page_views, preset
 from hicache_shared.layout import buffers_of, is_logical
+from hicache_shared.testing.engine import EngineCalls
 from hicache_shared.testing.harness import Harness, storage_config
+from hicache_shared.testing.tensors import tensors
 
 KV = "kv"
 PAGES = 16
@@ -62,15 +64,24 @@ class Rank:
         backend: a fresh backend.
         model: the host pools.
         config: what the backend was made with.
+        zero_copy: whether SGLang would move its KV by v1, or as flat pages.
+
+    Attributes:
+        backend: the backend, called as SGLang would.
     """
 
     def __init__(
-        self, backend: HiCacheStorage, model: AssembledModel, config: HiCacheStorageConfig
+        self,
+        backend: HiCacheStorage,
+        model: AssembledModel,
+        config: HiCacheStorageConfig,
+        *,
+        zero_copy: bool = True,
     ) -> None:
-        self.backend = backend
+        self.backend = EngineCalls(backend, zero_copy=zero_copy, tensors=tensors())
         self.model = model
         self.config = config
-        register(backend, model)
+        register(self.backend, model)
 
     @classmethod
     def make(
@@ -95,12 +106,19 @@ class Rank:
             heads_over: ranks that the model's attention heads are split over.
             layers_div: by what layer counts are divided; None is the suite's choice.
             extra: settings for the extra config.
-            changes: fields of the storage configuration that differ from a rank alone.
+            changes: the served name (``deployment``), and fields of the storage
+                configuration that differ from a rank alone.
         """
         assembled = small_model(harness, model, layout, heads_over, layers_div)
-        config = storage_config(is_mla_model=assembled.is_mla_model, extra=extra, **changes)
+        config = storage_config(
+            is_mla_model=assembled.is_mla_model,
+            identity=harness.capabilities.identity,
+            extra=extra,
+            **changes,
+        )
         make = harness.make_own if own_client else harness.make
-        return cls(make(config), assembled, config)
+        zero_copy = harness.capabilities.zero_copy
+        return cls(make(config), assembled, config, zero_copy=zero_copy)
 
     @property
     def pools(self) -> dict[str, Any]:
@@ -147,9 +165,18 @@ class Rank:
         return self.backend.batch_get_v2([transfer])[name]
 
     def set_everywhere(self, keys: list[str], pages: Sequence[int]) -> None:
-        """Store the same pages of every pool; all must succeed."""
-        for name in self.pools:
+        """Store the same pages of every pool, sidecars first; all must succeed."""
+        for name in [*(name for name in self.pools if name != KV), KV]:
             assert self.set(name, keys, pages) == [True] * len(keys), f"set of pool {name}"
+
+    def set_anchor(self, keys: list[str]) -> None:
+        """Store pages of a logical anchor, which have no bytes, as SGLang does after each backup.
+
+        Where the KV has bytes it is a pool like others, and nothing is done.
+        """
+        if KV not in self.pools:
+            pages = [page % PAGES for page in range(len(keys))]
+            assert self.set(KV, keys, pages) == [True] * len(keys), "set of the logical anchor"
 
     def questions(self) -> list[PoolTransfer]:
         """Every sidecar as a hit query asks about it."""
@@ -210,7 +237,7 @@ class Rank:
         ]
 
 
-def register(backend: HiCacheStorage, model: AssembledModel) -> None:
+def register(backend: HiCacheStorage | EngineCalls, model: AssembledModel) -> None:
     """Register a model's pools in the order that SGLang 0.5.23 does."""
     backend.register_mem_pool_host(model.group.anchor_entry.host_pool)
     for entry in model.group.entries:

@@ -11,9 +11,9 @@ import pytest
 
 from hicache_shared.hostpool import AssembledModel, page_views
 from hicache_shared.layout import is_logical
-from hicache_shared.testing.fixtures import TWO_PAIRS, NewRank, SuiteFixtures, needs
 from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.rank import Rank, chain, small_model
+from hicache_shared.testing.suite.fixtures import TWO_PAIRS, NewRank, SuiteFixtures, needs
 
 WAIT_S = 30.0
 """For events that come at once unless the code is broken."""
@@ -40,7 +40,7 @@ class FaultSuite(SuiteFixtures):
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
         names = [f"{keys[0][:8]}{i}" for i in (0, 1, 0)]
-        mine, other, twin = (new_rank(extra={"namespace": name}) for name in names)
+        mine, other, twin = (new_rank(deployment=name) for name in names)
         for rank in (mine, other):
             rank.fill(28)
             rank.set_everywhere(keys, range(8))
@@ -61,8 +61,7 @@ class FaultSuite(SuiteFixtures):
     def test_case_11_clear_takes_the_pages_of_every_rank(
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
-        extra = {"namespace": keys[0][:8]}
-        ranks = [new_rank(tp_rank=i, tp_size=2, extra=extra) for i in range(2)]
+        ranks = [new_rank(tp_rank=i, tp_size=2, deployment=keys[0][:8]) for i in range(2)]
         for rank in ranks:
             rank.fill(32)
             rank.set_everywhere(keys, range(8))
@@ -90,7 +89,8 @@ class FaultSuite(SuiteFixtures):
         config = storage_config(is_mla_model=model.is_mla_model)
         name, page_bytes = _largest_pool(model)
         with harness.make_limited(config, 4 * page_bytes) as (backend, capacity_bytes):
-            rank = Rank(backend, model, config)
+            zero_copy = harness.capabilities.zero_copy
+            rank = Rank(backend, model, config, zero_copy=zero_copy)
             rank.fill(30)
             stored = 0
             while stored * page_bytes < 2 * capacity_bytes:
@@ -115,7 +115,8 @@ class FaultSuite(SuiteFixtures):
         config = storage_config(is_mla_model=model.is_mla_model, extra={"deadline_s": 10})
         name, page_bytes = _largest_pool(model)
         with harness.make_limited(config, 16 * page_bytes) as (backend, _):
-            rank = Rank(backend, model, config)
+            zero_copy = harness.capabilities.zero_copy
+            rank = Rank(backend, model, config, zero_copy=zero_copy)
             rank.fill(33)
             with harness.relieve() as refused:
                 assert rank.set(name, keys, range(8)) == [True] * 8
@@ -138,7 +139,7 @@ class FaultSuite(SuiteFixtures):
 
         def close() -> None:
             start.wait()
-            rank.backend.close()  # type: ignore[attr-defined]
+            rank.backend.close()
 
         name = next(iter(rank.pools))
         with ThreadPoolExecutor(5) as threads:
@@ -154,7 +155,7 @@ class FaultSuite(SuiteFixtures):
         assert rank.get(name, keys, range(8)) == [False] * 8
         assert rank.set(name, keys, range(8)) == [False] * 8
         assert rank.hit(keys) == 0
-        rank.backend.close()  # type: ignore[attr-defined]
+        rank.backend.close()
 
     @pytest.mark.parametrize("pair", TWO_PAIRS, ids="-".join, indirect=True)
     @pytest.mark.parametrize("operation", ["set", "get", "hit"])
@@ -176,7 +177,7 @@ class FaultSuite(SuiteFixtures):
             with harness.hold() as waiting:
                 running = threads.submit(call)
                 assert waiting.wait(WAIT_S)
-                closing = threads.submit(rank.backend.close)  # type: ignore[attr-defined]
+                closing = threads.submit(rank.backend.close)
                 _until(lambda: rank.hit(keys) == 0)
                 # That close does not return can only be seen by giving it some time to.
                 with pytest.raises(TimeoutError):

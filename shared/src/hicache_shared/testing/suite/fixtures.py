@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 
+from hicache_shared.errors import BackendUnavailableError
 from hicache_shared.hostpool import PRESETS, legal_layouts, preset
-from hicache_shared.layout import MEMORY_LAYOUTS
+from hicache_shared.pytest_plugin.report import NOT_SUPPORTED
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import MLA_MAMBA, Rank, chain, spec_of
 
 LEGAL_PAIRS = [(model, layout) for model in PRESETS for layout in legal_layouts(preset(model))]
-ILLEGAL_PAIRS = [
-    (model, layout)
-    for model in PRESETS
-    for layout in MEMORY_LAYOUTS
-    if (model, layout) not in LEGAL_PAIRS
-]
 
 TRAILING_PAIRS = [p for p in LEGAL_PAIRS if any(q.window_pages for q in preset(p[0]).pools)]
 LOGICAL_PAIRS = [p for p in LEGAL_PAIRS if preset(p[0]).pools[0].geometry.kind == "logical"]
@@ -37,9 +34,35 @@ TWO_PAIRS = [("mla", "page_first"), ("deepseek-v4-flash", "page_first")]
 
 NewRank = Callable[..., Rank]
 
+NO_FLAT_FORM = "mha-asymmetric"
+"""A model whose KV has no flat pages, so that it needs zero copy."""
+
+REQUIRE = "HICACHE_REQUIRE_BACKEND"
+
 
 class SuiteFixtures:
-    """Ranks and page hashes, over a fixture ``harness`` of the module that subclasses."""
+    """The harness of the class, and ranks and page hashes for each test.
+
+    Attributes:
+        harness_type: makes the harness, once for all tests of a class.
+    """
+
+    harness_type: ClassVar[type[Harness]]
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def harness(cls) -> Iterator[Harness]:
+        """The harness; where its client or server is not there, the tests skip or fail."""
+        harness_type = cls.harness_type
+        for package in harness_type.requires:
+            if importlib.util.find_spec(package) is None:
+                _absent(f"package {package!r}, which {harness_type.name} needs, is not installed")
+        try:
+            harness = harness_type()
+        except BackendUnavailableError as error:
+            _absent(str(error))
+        with harness:
+            yield harness
 
     @pytest.fixture(params=LEGAL_PAIRS, ids="-".join)
     def pair(self, request: pytest.FixtureRequest) -> tuple[str, str]:
@@ -50,6 +73,8 @@ class SuiteFixtures:
     @pytest.fixture
     def new_rank(self, harness: Harness, pair: tuple[str, str]) -> Iterator[NewRank]:
         """Makes ranks of the pair; their backends are closed after the test."""
+        if pair[0] == NO_FLAT_FORM:
+            needs(harness, "zero_copy")
         ranks: list[Rank] = []
 
         def make(**changes: Any) -> Rank:
@@ -58,7 +83,7 @@ class SuiteFixtures:
 
         yield make
         for rank in ranks:
-            rank.backend.close()  # type: ignore[attr-defined]
+            rank.backend.close()
         harness.forget()
 
     @pytest.fixture
@@ -74,4 +99,16 @@ class SuiteFixtures:
 def needs(harness: Harness, capability: str) -> None:
     """Skip, saying so, where a harness does not offer what a test needs."""
     if not getattr(harness.capabilities, capability):
-        pytest.skip(f"not supported: the harness of {harness.name} has no {capability!r}")
+        not_supported(f"the harness of {harness.name} has no {capability!r}")
+
+
+def not_supported(what: str) -> NoReturn:
+    """Skip a test that does not apply to a backend; reports do not count it as passed."""
+    pytest.skip(f"{NOT_SUPPORTED}: {what}")
+
+
+def _absent(why: str) -> NoReturn:
+    """Skip, or fail where the backend is required."""
+    if os.environ.get(REQUIRE):
+        pytest.fail(f"{why}, and {REQUIRE} is set", pytrace=False)
+    pytest.skip(f"{why}; set {REQUIRE}=1 to fail instead")

@@ -11,16 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hicache_shared.errors import LayoutError
-from hicache_shared.testing.fixtures import (
+from hicache_shared.testing.harness import Harness
+from hicache_shared.testing.rank import FLAT_KV, KV, PAGES, Rank, chain
+from hicache_shared.testing.suite.fixtures import (
     FLAT_PAIRS,
     ONE_LAYOUT_PAIRS,
     TWO_PAIRS,
     NewRank,
     SuiteFixtures,
 )
-from hicache_shared.testing.harness import Harness
-from hicache_shared.testing.rank import FLAT_KV, KV, PAGES, Rank, chain
 
 ONE_LAYER = 1000
 """Divides any number of layers down to one."""
@@ -108,12 +107,6 @@ class CallSuite(SuiteFixtures):
         assert rank.backend.batch_exists(hashes) == 200
         found = rank.backend.batch_get(hashes, [np.zeros_like(empty) for _ in hashes])
         assert [bytes_of(page) for page in found] == [bytes_of(page) for page in pages]
-
-    def test_kv_without_a_flat_form_is_an_error_that_names_interface_v1(
-        self, harness: Harness
-    ) -> None:
-        with pytest.raises(LayoutError, match="interface_v1"):
-            Rank.make(harness, "mha-asymmetric", "page_first", extra=FLAT_KV)
 
     # -- many pages, and a pool more than once ------------------------------------------------
 

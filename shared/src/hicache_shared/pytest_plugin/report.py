@@ -1,0 +1,138 @@
+"""What a run of the suite found, backend by backend: for people, and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import pytest
+
+BACKEND = "hicache_backend"
+VERSIONS = "hicache_versions"
+"""Properties of a test's report."""
+
+NOT_SUPPORTED = "not supported"
+"""How the reason of a skipped test begins where the backend lacks a capability."""
+
+SCHEMA = 1
+
+
+@dataclass
+class Behaviour:
+    """What one test of the suite found over all models, layouts and other parameters.
+
+    Attributes:
+        counts: of ``passed``, ``failed``, ``not supported`` and ``skipped``.
+        failures: parameters of each failure, and the last line of its message.
+        reasons: why it is not supported, or was skipped.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: dict[str, str] = field(default_factory=dict)
+    reasons: set[str] = field(default_factory=set)
+
+    @property
+    def verdict(self) -> str:
+        for outcome in ("failed", "passed", "not supported"):
+            if self.counts[outcome]:
+                return outcome
+        return "skipped"
+
+
+class Report:
+    """The verdicts of a run, put together from pytest's reports."""
+
+    def __init__(self) -> None:
+        self.backends: dict[str, dict[str, Behaviour]] = {}
+        self.versions: dict[str, dict[str, str]] = {}
+        self._backend_of_class: dict[str, str] = {}
+
+    def add(self, report: pytest.TestReport) -> None:
+        """Take in what pytest reports of one phase of one test."""
+        where, _, test = report.nodeid.rpartition("::")
+        properties: dict[str, Any] = dict(report.user_properties)
+        # The report of a process that died has no properties.
+        backend = properties.get(BACKEND) or self._backend_of_class.get(where)
+        if backend is None:
+            return
+        self._backend_of_class[where] = backend
+        if VERSIONS in properties:
+            self.versions[backend] = json.loads(properties[VERSIONS])
+        name, _, parameters = test.partition("[")
+        behaviour = self.backends.setdefault(backend, {}).setdefault(name, Behaviour())
+        outcome = _outcome(report)
+        behaviour.counts[outcome] += 1
+        if outcome == "failed":
+            behaviour.failures[parameters.rstrip("]")] = _message(report)
+        elif outcome != "passed":
+            behaviour.reasons.add(_reason(report))
+
+    def lines(self) -> Iterable[str]:
+        """A few lines a backend; what failed with its test, how often, and one message."""
+        for backend, behaviours in sorted(self.backends.items()):
+            totals = sum((one.counts for one in behaviours.values()), Counter[str]())
+            yield f"{backend}: " + ", ".join(f"{n} {outcome}" for outcome, n in totals.items())
+            for name, one in behaviours.items():
+                if one.failures:
+                    example, message = next(iter(one.failures.items()))
+                    share = f"{one.counts['failed']} of {sum(one.counts.values())}"
+                    yield f"  FAILED {name}: {share}, e.g. [{example}]: {message}"
+            reasons = {reason for one in behaviours.values() for reason in one.reasons}
+            yield from (f"  {reason}" for reason in sorted(reasons))
+
+    def as_json(self) -> dict[str, Any]:
+        """``{"schema": 1, "backends": {name: {"versions": {...}, "behaviours": {...}}}}``."""
+        return {
+            "schema": SCHEMA,
+            "backends": {
+                backend: {
+                    "versions": self.versions.get(backend, {}),
+                    "behaviours": {
+                        name: {
+                            "verdict": one.verdict,
+                            "counts": dict(one.counts),
+                            "failures": one.failures,
+                            "reasons": sorted(one.reasons),
+                        }
+                        for name, one in behaviours.items()
+                    },
+                }
+                for backend, behaviours in self.backends.items()
+            },
+        }
+
+
+def versions_of(distributions: Iterable[str]) -> str:
+    """JSON of the versions of the distributions that are installed."""
+    found: dict[str, str] = {}
+    for name in distributions:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return json.dumps(found)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if report.outcome != "skipped":
+        return report.outcome
+    if hasattr(report, "wasxfail"):
+        return "failed"
+    return "not supported" if _reason(report).startswith(NOT_SUPPORTED) else "skipped"
+
+
+def _reason(report: pytest.TestReport) -> str:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longreprtext
+    return reason.removeprefix("Skipped: ")
+
+
+def _message(report: pytest.TestReport) -> str:
+    """The line of a failure that says what went wrong."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    text = str(crash.message) if crash is not None else report.longreprtext
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else "no message"

@@ -1,0 +1,55 @@
+"""A backend of which only the class is known: any ``HiCacheStorage``, by dotted name."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import packages_distributions
+from typing import Any, ClassVar, cast
+
+from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
+from hicache_shared.errors import ConfigError
+from hicache_shared.testing.harness import Capabilities, Harness
+
+
+class NamedClassHarness(Harness):
+    """Makes backends as SGLang's ``dynamic`` factory does: ``cls(config, {})``.
+
+    There is no way behind the contract, so every capability is off but ``zero_copy``, which
+    ``"interface_v1": 1`` in the extra config turns on, as in SGLang.
+    """
+
+    backend_class: ClassVar[type[HiCacheStorage]]
+    extra_config: ClassVar[dict[str, Any]]
+
+    def make(self, config: HiCacheStorageConfig) -> HiCacheStorage:
+        config.extra_config = {**self.extra_config, **(config.extra_config or {})}
+        return self.backend_class(config, {})  # type: ignore[call-arg]
+
+
+def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
+    """A harness of ``package.module:Class``.
+
+    Raises:
+        ConfigError: there is no such class, or it is no ``HiCacheStorage``.
+    """
+    module_name, _, class_name = dotted.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"no backend at {dotted!r} ({error}); give package.module:Class"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, HiCacheStorage)):
+        raise ConfigError(
+            f"{dotted} is not a subclass of {HiCacheStorage.__module__}.HiCacheStorage, "
+            "so SGLang's dynamic factory would refuse it"
+        )
+    zero_copy = bool(extra_config.get("interface_v1"))
+    members = {
+        "name": class_name,
+        "backend_class": found,
+        "extra_config": extra_config,
+        "capabilities": Capabilities(zero_copy=zero_copy),
+        "distributions": tuple(packages_distributions().get(module_name.split(".")[0], ())),
+    }
+    return cast(type[Harness], type(f"{class_name}Harness", (NamedClassHarness,), members))
