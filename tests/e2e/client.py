@@ -154,7 +154,7 @@ class Client:
 
 
 def _request(tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
-    salted = {} if salt is None else {"extra_key": salt}
+    salted = {} if salt is None else {"cache_salt": salt}
     return {
         "input_ids": list(tokens),
         "return_logprob": True,

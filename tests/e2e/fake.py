@@ -54,7 +54,7 @@ class FakeEngine:
         self.requests += 1
         tokens = list(body["input_ids"])
         start = body.get("logprob_start_len", -1)
-        cached = self._cached(body.get("extra_key"), tokens, len(tokens) if start < 0 else start)
+        cached = self._cached(body.get("cache_salt"), tokens, len(tokens) if start < 0 else start)
         count = body["sampling_params"]["max_new_tokens"]
         state = self._state(tokens, cached)
         prompt = len(tokens)

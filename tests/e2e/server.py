@@ -53,6 +53,9 @@ class OwnEngine:
         log: takes what it prints.
         environment: variables beside those of this process.
         start_s: how long a start may take.
+
+    Attributes:
+        command, client, environment: as given.
     """
 
     def __init__(
@@ -65,9 +68,9 @@ class OwnEngine:
         start_s: float = 1800.0,
     ) -> None:
         self.client = client
-        self._command = list(command)
+        self.command = list(command)
         self._log = log
-        self._environment = dict(environment or {})
+        self.environment = dict(environment or {})
         self._start_s = start_s
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -91,8 +94,8 @@ class OwnEngine:
         """
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*_ending_with_parent(), *self._command],
-                env={**os.environ, **self._environment},
+                [*_ending_with_parent(), *self.command],
+                env={**os.environ, **self.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
