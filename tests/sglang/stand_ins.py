@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+from tests.sglang import conv_ops
 from tests.sglang.copy_ops import OPERATIONS
 
 POOLS = "sglang.srt.mem_cache.pool_host"
@@ -49,6 +50,11 @@ def _plain_memory(module: Any) -> None:
 
 def _no_reserve(module: Any) -> None:
     module.HICACHE_HOST_MEMORY_RESERVE_BYTES = 0
+
+
+def _short_convolutions(module: ModuleType) -> None:
+    for name, operation in conv_ops.OPERATIONS.items():
+        setattr(module, name, operation)
 
 
 def _translated_reads(module: Any) -> None:
@@ -88,6 +94,12 @@ STAND_INS = (
         "SGLang keeps 10 GiB of memory for other programs, which a small machine has not",
         (f"{POOLS}.base",),
         _no_reserve,
+    ),
+    StandIn(
+        "the short convolution of Mamba-like layers",
+        "SGLang has it as Triton and CUDA kernels",
+        ("sglang.srt.layers.attention.mamba.causal_conv1d",),
+        _short_convolutions,
     ),
     StandIn(
         "the reads of sliding-window layers in TorchNativeAttnBackend",

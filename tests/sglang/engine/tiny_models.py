@@ -51,9 +51,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64,
         "norm_topk_prob": True,
     },
+    # Layers whose state is the last inputs of a short convolution, in Mamba's pools.
+    "short-convolution": {
+        **COMMON,
+        "model_type": "lfm2",
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "conv_L_cache": 3,
+        "block_auto_adjust_ff_dim": False,
+        "layer_types": ["conv", "full_attention"] * 2,
+    },
 }
 
-MODULES = {"llama": "llama", "sliding-window": "mellum"}
+MODULES = {"llama": "llama", "sliding-window": "mellum", "short-convolution": "lfm2"}
 """SGLang's module of each; an engine imports all of them where it is not told otherwise."""
 
 
