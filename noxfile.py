@@ -71,7 +71,11 @@ def lint(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types with mypy, in strict mode."""
     session.install(*group("types"))
-    folders = [name for name in ("tests", "benchmarks", "tools") if any(Path(name).rglob("*.py"))]
+    folders = [
+        name
+        for name in ("tests", "benchmarks", "tools", "examples")
+        if any(Path(name).rglob("*.py"))
+    ]
     sources = [f"{folder}/src" for folder in distributions([*ADAPTERS])]
     session.run("mypy", *sources, "noxfile.py", *folders)
 

@@ -226,6 +226,10 @@ class EmbeddedHarness(UmbpHarness):
         fill(client, aligned_bytes(1 << 20))
         yield client
 
+    def close(self) -> None:
+        """End the client: the classes of ``make`` keep this until a garbage collection."""
+        del self._lent
+
 
 class StandaloneHarness(UmbpHarness):
     """The client is made anew after each test, since it lets go of no memory before its end."""

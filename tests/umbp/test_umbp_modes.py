@@ -175,7 +175,7 @@ def test_the_page_size_fits_the_pools_and_a_logical_anchor_adds_nothing() -> Non
             return store
 
     model = build(preset("deepseek-v4-flash"), layout="page_first", pages=2)
-    config = storage_config(is_mla_model=True)
+    config = storage_config(is_mla_model=True, extra={"dram_capacity_bytes": "256mb"})
     backend = Noted(config, {})
     Rank(backend, model, config)
     sizes = [size for (size,) in made]

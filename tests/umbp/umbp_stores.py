@@ -22,6 +22,8 @@ from tests.pools import TestPool
 
 DEADLINE_S = 5.0
 ALONE = storage_config(is_mla_model=False)
+SMALL = {"dram_capacity_bytes": "64mb"}
+"""An embedded client takes all of its memory at once, and by default that is 4 GB."""
 
 
 def new_store(
@@ -30,11 +32,12 @@ def new_store(
     """A store that was not opened, and the client that it will make, for looking behind it.
 
     Args:
-        settings: the adapter's settings.
+        settings: the adapter's settings; a store without a server is ``SMALL`` unless they say.
         rank: this rank's place.
         ranged: whether its clients may make one object of several buffers.
     """
-    config = UmbpConfig.model_validate(settings)
+    small = {} if "standalone_address" in settings else SMALL
+    config = UmbpConfig.model_validate({**small, **settings})
     allocate = shared_bytes if config.standalone_address else aligned_bytes
     mode = mode_of(config, rank)
     made: list[RawUmbp] = []

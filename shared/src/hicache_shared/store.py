@@ -7,8 +7,9 @@ about pages and answers a reason a page.
 
 from __future__ import annotations
 
+import ctypes
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -110,7 +111,9 @@ Presence = list[bool] | npt.NDArray[np.bool_]
 
 
 class PageStore(Protocol):
-    """Preconditions, which the backend above guarantees and a store may rely on:
+    """Where pages are kept. What needs no preparation is inherited.
+
+    Preconditions, which the backend above guarantees and a store may rely on:
 
     - every address range lies inside a buffer of an opened or registered pool (or of a
       region passed to :meth:`register_memory`), and in one ``get`` no two pages share one;
@@ -131,16 +134,20 @@ class PageStore(Protocol):
     """
 
     @property
-    def caps(self) -> Caps: ...
+    def caps(self) -> Caps:
+        return Caps()
 
     def open(self, pools: Sequence[StoredPool]) -> None:
         """Make ready for these pools; raises if that is impossible. Called once."""
+        return
 
     def register(self, pool: StoredPool) -> None:
         """Make ready for a pool that came after :meth:`open`."""
+        return
 
     def register_memory(self, address: int, nbytes: int) -> None:
         """Make a region that belongs to no pool (a staging page) usable for transfers."""
+        return
 
     def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> Sequence[Presence]:
         """Whether each page is there; a page whose state is unknown is not."""
@@ -156,6 +163,23 @@ class PageStore(Protocol):
 
     def healthy(self) -> bool:
         """Whether the server answered lately; cheap."""
+        return True
 
     def close(self) -> None:
         """Release the client, its memory registrations and threads. Called once."""
+        return
+
+
+def parts_of(batch: PageBatch) -> Iterator[tuple[str, list[memoryview]]]:
+    """The hash of each page of a batch, and the host memory of its components, writable bytes.
+
+    For stores written in Python; a native client takes the addresses.
+    """
+    sizes = batch.pool.layout.component_bytes
+    for page_hash, where in zip(batch.hashes, batch.addresses, strict=True):
+        addresses = where if isinstance(where, list) else [where]
+        yield page_hash, list(map(_memory, addresses, sizes))
+
+
+def _memory(address: int, nbytes: int) -> memoryview:
+    return memoryview((ctypes.c_uint8 * nbytes).from_address(address)).cast("B")

@@ -61,7 +61,7 @@ class Mode:
 
 
 class Session:
-    """Thread-safe; registrations are made by one thread at a time.
+    """Thread-safe.
 
     Attributes:
         unregistered: regions that the client refused and that go through its own buffer.
@@ -75,6 +75,7 @@ class Session:
         self._identity: object = None
         self._regions = RegionSet()
         self._lock = threading.Lock()
+        self._registering = threading.Lock()
         self._native = threading.Lock()
         """Held over native calls, which may wait for a server; ``_lock`` never is."""
         self._heard = 0.0
@@ -162,9 +163,12 @@ class Session:
             LayoutError: the client refuses the memory and has no other path.
             BackendUnavailableError: the server does not answer.
         """
-        missing = self._regions.missing(region)
-        if missing is None:
-            return
+        with self._registering:
+            missing = self._regions.missing(region)
+            if missing is not None:
+                self._register_missing(missing)
+
+    def _register_missing(self, missing: Region) -> None:
         if self.client() is None and not self.mode.reconnects:
             raise BackendUnavailableError(f"UMBP ({self.mode.name}): its server is away")
         # Under the lock, since a fresh client is given the regions that there are.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,8 @@ class UmbpStore:
         self._session = session
         self._epochs = epochs
         self._retry_start_s = retry_start_s
-        self._trailers = Trailers(allocate, self.register_memory)
-        self._registering = threading.RLock()
+        # Not by a method of this object: a cycle would keep the client until a garbage collection.
+        self._trailers = Trailers(allocate, partial(_register, session))
 
     # -- host memory ----------------------------------------------------------------------
 
@@ -90,8 +90,7 @@ class UmbpStore:
             self.register_memory(region.address, region.nbytes)
 
     def register_memory(self, address: int, nbytes: int) -> None:
-        with self._registering:
-            self._session.register(rounded_to_huge_pages(Region(address, nbytes)))
+        _register(self._session, address, nbytes)
 
     @property
     def unregistered_bytes(self) -> int:
@@ -318,6 +317,10 @@ class UmbpStore:
     def close(self) -> None:
         """Let go of the client, and with it of the memory's registrations."""
         self._session.close()
+
+
+def _register(session: Session, address: int, nbytes: int) -> None:
+    session.register(rounded_to_huge_pages(Region(address, nbytes)))
 
 
 def _goes_in_ranges(client: UmbpClient, batch: PageBatch) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from hicache_shared.pytest_plugin.cases import right_of
+
 BACKEND = "hicache_backend"
 VERSIONS = "hicache_versions"
 """Properties of a test's report."""
@@ -81,6 +83,7 @@ class Report:
                     example, message = next(iter(one.failures.items()))
                     share = f"{one.counts['failed']} of {sum(one.counts.values())}"
                     yield f"  FAILED {name}: {share}, e.g. [{example}]: {message}"
+                    yield f"    right is: {right_of(name)}"
             reasons = {reason for one in behaviours.values() for reason in one.reasons}
             yield from (f"  {reason}" for reason in sorted(reasons))
 
