@@ -45,6 +45,7 @@ class Launch:
         layout: ``--hicache-mem-layout``.
         io: ``--hicache-io-backend``.
         zero_copy: ``"interface_v1"``; without it KV goes through SGLang's flat pages.
+        more: of the extra config.
     """
 
     backend: dict[str, Any]
@@ -53,13 +54,15 @@ class Launch:
     zero_copy: bool = True
     more: dict[str, Any] = field(default_factory=dict)
 
-    def server_args(self, page_size: int) -> ServerArgs:
-        extra = {
+    def extra_config(self, page_size: int) -> dict[str, Any]:
+        return {
             **self.backend,
             **({"interface_v1": 1} if self.zero_copy else {}),
             "prefetch_threshold": page_size,
             **self.more,
         }
+
+    def server_args(self, page_size: int) -> ServerArgs:
         args = ServerArgs(
             model_path="dummy",
             served_model_name="tests/model",
@@ -71,7 +74,7 @@ class Launch:
             hicache_io_backend=self.io,
             hicache_write_policy="write_through",
             hicache_storage_backend="dynamic",
-            hicache_storage_backend_extra_config=json.dumps(extra),
+            hicache_storage_backend_extra_config=json.dumps(self.extra_config(page_size)),
             hicache_storage_prefetch_policy="wait_complete",
         )
         args._mamba_cache_chunk_size = page_size  # else read from a model's configuration
@@ -120,8 +123,12 @@ class Rank:
             sampling_params=SamplingParams(temperature=0, max_new_tokens=1),
         )
 
-    def compute(self, tokens: Sequence[int]) -> None:
-        """As after a prefill: pages of the device, with what lies in them, enter the tree."""
+    def compute(self, tokens: Sequence[int]) -> torch.Tensor:
+        """As after a prefill: pages of the device, with what lies in them, enter the tree.
+
+        Returns:
+            Their KV slots.
+        """
         slots = self.device.allocate(len(tokens))
         params = InsertParams(key=_key(tokens), value=slots)
         if ComponentType.MAMBA in self.device.components:
@@ -129,6 +136,7 @@ class Rank:
             self.device.requests.alloc([request])
             params.mamba_value = request.kv.mamba_pool_idx.unsqueeze(0)
         self.cache.insert(params)
+        return slots
 
     def backed_up(self) -> None:
         """Wait until all that was computed is on the host and in storage."""
@@ -197,6 +205,11 @@ class Rank:
             rows |= {"temporal": state, "conv": state}
         pages = (slots[:: self.device.page_size] // self.device.page_size).tolist()
         return Restored(match.device_prefix_len, pages, self.device.read(rows))
+
+    def slots(self, tokens: Sequence[int]) -> torch.Tensor:
+        """KV slots of what the device has of a prompt."""
+        match = self.cache.match_prefix(MatchPrefixParams(key=_key(tokens)))
+        return self.cache.path_device_indices(match.last_device_node)
 
     def until(self, done: Callable[[], Any]) -> None:
         """Turn SGLang's event loop until something is so.
