@@ -62,23 +62,26 @@ class AccountingError(ValueError):
 
 @dataclass(frozen=True)
 class Rule:
-    """What an engine can restore of a prompt.
+    """What an engine can restore of a prompt that it has computed once.
 
     Attributes:
         page: tokens a page.
-        threshold: prompts with fewer restorable tokens are not looked up in the storage.
-        step: a prefix can be restored at multiples of this many tokens; a page where every page
-            can be an end. Models with a recurrent state keep it at a coarser step.
+        threshold: prompts with fewer tokens in whole pages are not looked up in the storage.
+        states: for a model with recurrent states (Mamba), the tokens between two places where a
+            state is kept: the larger of its chunk and the page. SGLang keeps one state a prefill,
+            at its last such place, and restores no prefix that ends elsewhere. 0 for other models.
     """
 
     page: int
     threshold: int = PREFETCH_THRESHOLD
-    step: int = 0
+    states: int = 0
 
     def restorable(self, tokens: int) -> int:
         """Tokens of a prompt's prefix that need not be computed, all of them being stored."""
-        ends = self.step or self.page
-        return (tokens - 1) // ends * ends
+        if not self.states:
+            return (tokens - 1) // self.page * self.page
+        kept = tokens // self.states * self.states
+        return kept if kept < tokens else 0
 
     def from_storage(self, tokens: int) -> int:
         """Those that come from the storage where device and host have none of them."""

@@ -36,10 +36,11 @@ def parser() -> argparse.ArgumentParser:
     add("--launch", metavar="COMMAND", help="start the server with this, and restart it")
     add("--log", type=Path, help="file for what that server prints")
     add("--restart", metavar="COMMAND", help="shell command that restarts a running server")
+    add("--no-restart", action="store_true", help="do not restart the server that it started")
     add("--start-s", type=float, default=1800.0, help="how long a start may take")
     add("--backend", help="class that SGLang must name; by default the one it was told to load")
     add("--pages", type=int, nargs="+", default=[1, 4, 9], help="page ends to look at")
-    add("--step", type=int, default=0, help="tokens between restorable ends, if not a page")
+    add("--states", type=int, default=0, help="tokens between the states that a Mamba model keeps")
     add("--tokens", type=int, default=32, help="tokens to generate")
     add("--vocabulary", type=int, default=30000, help="ids in prompts are below it")
     add("--text", type=Path, help="prompts are taken from this text, not drawn")
@@ -84,7 +85,7 @@ def engine(options: argparse.Namespace) -> Iterator[tuple[Client, Callable[[], N
             log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
         own = OwnEngine(shlex.split(options.launch), client, log, start_s=options.start_s)
         stack.enter_context(own)
-        yield client, own.restart
+        yield client, None if options.no_restart else own.restart
 
 
 def _by_command(options: argparse.Namespace, client: Client) -> Callable[[], None]:
@@ -130,7 +131,7 @@ def judge(options: argparse.Namespace, info: ServerInfo) -> Judge:
     if info.storage is None:
         raise EngineError("this server runs without --hicache-storage-backend")
     return Judge(
-        rule=Rule(info.page, info.threshold, options.step),
+        rule=Rule(info.page, info.threshold, options.states),
         bounds=Bounds(options.kl, options.logprob),
         backend=options.backend or info.class_name,
     )

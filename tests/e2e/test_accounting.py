@@ -42,11 +42,13 @@ def test_below_the_threshold_nothing_is_looked_up(tokens: int, expected: int) ->
 
 
 @given(page=PAGES, tokens=LENGTHS, times=st.integers(1, 8))
-def test_coarser_ends_are_multiples_of_their_step(page: int, tokens: int, times: int) -> None:
+def test_a_model_with_states_restores_up_to_the_last_one_or_nothing(
+    page: int, tokens: int, times: int
+) -> None:
     step = page * times
-    expected = Rule(page, threshold=0, step=step).from_storage(tokens)
-    assert expected % step == 0
-    assert 0 < tokens - expected <= step
+    kept = max(end for end in range(0, tokens + 1, step))
+    expected = Rule(page, threshold=0, states=step).from_storage(tokens)
+    assert expected == (kept if kept < tokens else 0)
 
 
 def test_tiers_are_read_from_an_answer() -> None:

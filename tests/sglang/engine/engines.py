@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pkgutil
 import sys
@@ -11,12 +10,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from hicache_shared.cli.launch import EXTRA_CONFIG_FLAG, MEMORY_FLAGS
-from hicache_shared.plugins import find
+from hicache_shared.cli.launch import Identity
 from hicache_shared.server import LOOPBACK, free_ports
 from tests.e2e.client import Client
+from tests.e2e.flags import storage_flags
 from tests.e2e.server import OwnEngine
-from tests.sglang.engine.stores import Storage
+from tests.e2e.stores import Storage
 from tests.sglang.engine.tiny_models import MODULES
 
 ROOT = Path(__file__).parents[3]
@@ -73,26 +72,13 @@ class Setup:
         )
 
     def flags(self, storage: Storage, models: Path) -> list[str]:
-        """SGLang's, with those that ``hicache launch-args`` prints."""
-        plugin = find(self.backend)
-        extra = {
-            "backend_name": plugin.name,
-            "module_path": plugin.module_path,
-            "class_name": plugin.class_name,
-            "interface_v1": 1,
-            **storage.extra_config,
-            "model_id": self.model,
-            "revision": "0",
-            "kv_cache_dtype": "bfloat16",
-            "prefetch_threshold": PAGE,
-        }
+        """SGLang's."""
+        identity = Identity(str(models / self.model), "0", "bfloat16")
+        extra = {**storage.extra_config, "model_id": self.model, "prefetch_threshold": PAGE}
         return [
-            *("--model-path", str(models / self.model), "--tp-size", str(self.tp)),
+            *storage_flags(self.backend, identity, extra),
+            *("--tp-size", str(self.tp)),
             *ON_A_CPU,
-            *(word for flag in MEMORY_FLAGS for word in flag),
-            *("--hicache-write-policy", "write_through"),
-            *("--hicache-storage-prefetch-policy", "wait_complete"),
-            *(EXTRA_CONFIG_FLAG, json.dumps(extra)),
         ]
 
     def environment(self) -> Mapping[str, str]:
@@ -101,6 +87,8 @@ class Setup:
         return {
             "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT), *_inherited()]),
             "SGLANG_USE_CPU_ENGINE": "1",
+            # Else ranks meet through NCCL wherever a CUDA build of torch brought it.
+            "SGLANG_NCCL_SO_PATH": "none.so",
             "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models(MODULES[self.model])),
             "MC_LOG_LEVEL": "ERROR",
             "UCM_LOG_LEVEL": "error",

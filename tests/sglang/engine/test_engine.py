@@ -18,16 +18,17 @@ from tests.e2e.command import main
 from tests.e2e.divergence import Bounds, compare
 from tests.e2e.prompts import boundary_prompts
 from tests.e2e.server import OwnEngine
+from tests.e2e.stores import STORAGES, Storage, corrupt, kv_keys
 from tests.e2e.trial import Trial
 from tests.e2e.verdict import ExitCode, Judge, Verdict, exit_code
 from tests.sglang.engine.engines import ENGINE, PAGE, SERVER, Setup
-from tests.sglang.engine.stores import STORAGES, Storage, corrupt, kv_keys
 from tests.sglang.engine.tiny_models import VOCABULARY
 
 pytest.importorskip("sglang.srt.mem_cache.hicache_storage")
 
 PAGES = (1, 3, 9)
 TOKENS = 6
+STORE_BYTES = 64 << 20
 EXACT = Bounds(kl=1e-6, logprob=1e-6)
 """On a CPU a run from the storage computes the same numbers in the same order."""
 
@@ -101,7 +102,7 @@ def test_an_engine_restores_what_it_stored_and_so_does_the_next(
     setup: Setup, models: Path, tmp_path: Path
 ) -> None:
     with (
-        STORAGES[setup.backend](tmp_path) as storage,
+        STORAGES[setup.backend](tmp_path, STORE_BYTES) as storage,
         running(setup, storage, models, tmp_path) as engine,
     ):
         try_out(engine, seed="engine", restart=True)
@@ -117,7 +118,7 @@ def test_an_engine_restores_what_lies_in_its_own_memory(
     """UMBP embedded: the storage ends with the engine, so there is no restart, and nothing to
     corrupt from outside."""
     with (
-        STORAGES[setup.backend](tmp_path) as storage,
+        STORAGES[setup.backend](tmp_path, STORE_BYTES) as storage,
         running(setup, storage, models, tmp_path) as engine,
     ):
         try_out(engine, seed="engine", restart=False)
@@ -125,7 +126,7 @@ def test_an_engine_restores_what_lies_in_its_own_memory(
 
 @pytest.mark.parametrize("setup", [backend("mooncake", "sliding-window", 1, module=SERVER)])
 def test_the_command_finds_a_live_server_good(setup: Setup, models: Path, tmp_path: Path) -> None:
-    with STORAGES[setup.backend](tmp_path) as storage:
+    with STORAGES[setup.backend](tmp_path, STORE_BYTES) as storage:
         engine = setup.engine(storage, models, tmp_path / "unused")
         assert run_command(engine, tmp_path) == ExitCode.GOOD
 

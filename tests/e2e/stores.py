@@ -1,4 +1,7 @@
-"""The storage of each backend, and access to it behind the contract."""
+"""The storage of each backend, for a while, and access to it behind the contract.
+
+Needs the distributions of this repository, unlike the rest of ``tests.e2e``.
+"""
 
 from __future__ import annotations
 
@@ -32,19 +35,21 @@ class Storage:
     extra_config: dict[str, Any]
     raw: Raw | None
 
-
-STORE_BYTES = 64 << 20
+    @property
+    def lasts(self) -> bool:
+        """Whether it outlives an engine."""
+        return self.raw is not None
 
 
 @contextmanager
-def mooncake(folder: Path) -> Iterator[Storage]:
+def mooncake(folder: Path, nbytes: int) -> Iterator[Storage]:
     """A master, and the pages in this process: the engines give it no memory."""
     from hicache_mooncake.server import MooncakeMaster
     from hicache_mooncake.testing import RawMooncake
 
     with (
         MooncakeMaster() as master,
-        RawMooncake(master.address, master.admin_address, segment_bytes=STORE_BYTES) as raw,
+        RawMooncake(master.address, master.admin_address, segment_bytes=nbytes) as raw,
     ):
         extra = {
             **find("mooncake").launch_config(master.address),
@@ -56,8 +61,8 @@ def mooncake(folder: Path) -> Iterator[Storage]:
 
 
 @contextmanager
-def ucm(folder: Path) -> Iterator[Storage]:
-    """A folder."""
+def ucm(folder: Path, nbytes: int) -> Iterator[Storage]:
+    """A folder, which grows as it must."""
     from hicache_ucm.testing import RawUcm
 
     root = folder / "ucm"
@@ -66,12 +71,12 @@ def ucm(folder: Path) -> Iterator[Storage]:
 
 
 @contextmanager
-def umbp(folder: Path) -> Iterator[Storage]:
+def umbp(folder: Path, nbytes: int) -> Iterator[Storage]:
     """Embedded: in the memory of each rank."""
-    yield Storage({"dram_capacity_bytes": STORE_BYTES}, None)
+    yield Storage({"dram_capacity_bytes": nbytes}, None)
 
 
-STORAGES: dict[str, Callable[[Path], AbstractContextManager[Storage]]] = {
+STORAGES: dict[str, Callable[[Path, int], AbstractContextManager[Storage]]] = {
     "mooncake": mooncake,
     "ucm": ucm,
     "umbp": umbp,
