@@ -46,6 +46,7 @@ class Launch:
         io: ``--hicache-io-backend``.
         zero_copy: ``"interface_v1"``; without it KV goes through SGLang's flat pages.
         more: of the extra config.
+        ranks: ``--tp-size``.
     """
 
     backend: dict[str, Any]
@@ -53,6 +54,7 @@ class Launch:
     io: str = "kernel"
     zero_copy: bool = True
     more: dict[str, Any] = field(default_factory=dict)
+    ranks: int = 1
 
     def extra_config(self, page_size: int) -> dict[str, Any]:
         return {
@@ -67,6 +69,7 @@ class Launch:
             model_path="dummy",
             served_model_name="tests/model",
             device="cpu",
+            tp_size=self.ranks,
             page_size=page_size,
             enable_hierarchical_cache=True,
             hicache_ratio=2.0,
@@ -255,7 +258,7 @@ class Restored:
 @contextmanager
 def running(kind: str, launch: Launch) -> Iterator[Rank]:
     """A rank alone, closed at the end."""
-    with get_parallel().override(tp_rank=0, tp_size=1, pp_rank=0, pp_size=1):
+    with get_parallel().override(tp_rank=0, pp_rank=0):
         rank = Rank(kind, launch)
         try:
             yield rank

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache.hybrid_cache.hybrid_pool_assembler import build_full_draft_pools
 from sglang.srt.mem_cache.pool_host.common import ShmHostTensorAllocator
+from sglang.srt.mem_cache.storage import StorageBackendFactory
 
 from hicache_shared.errors import LayoutError
 from tests.sglang.cache.devices import KINDS
@@ -103,13 +104,23 @@ def test_after_clear_nothing_is_found(backend: dict[str, Any]) -> None:
         assert rank.fetch(prompt(rank.device, PAGES)) == 0
 
 
-def test_a_layout_that_lists_no_addresses_is_refused_at_launch(backend: dict[str, Any]) -> None:
-    launch = Launch(backend, layout="layer_first")
+def test_a_layout_that_lists_no_addresses_is_refused_at_launch(
+    backend: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    create = StorageBackendFactory.create_backend
+
+    def noting(*args: Any) -> Any:
+        made.append(create(*args))
+        return made[-1]
+
+    monkeypatch.setattr(StorageBackendFactory, "create_backend", noting)
     with (
         pytest.raises(LayoutError, match="use --hicache-mem-layout page_first"),
-        running("dsa", launch),
+        running("dsa", Launch(backend, layout="layer_first")),
     ):
         pass
+    made[0].close()  # SGLang, whose launch ends here, does not
 
 
 def came_back(rank: Rank) -> bool:
