@@ -137,7 +137,9 @@ def bench(session: nox.Session) -> None:
 def sglang(session: nox.Session) -> None:
     """Run the tests that need SGLang itself, on the CPU; arguments go to pytest."""
     session.install("--no-deps", *group("sglang"))
-    install(session, [*ADAPTERS], [*group("tests"), *group("sglang-needs")])
+    install(
+        session, [*ADAPTERS], [*group("tests"), *group("sglang-needs"), *group("sglang-engine")]
+    )
     session.run(
         "pytest",
         *(session.posargs or ["tests/sglang"]),

@@ -21,7 +21,7 @@ from tests.sglang.engine.tiny_models import MODULES
 ROOT = Path(__file__).parents[3]
 SITE = Path(__file__).with_name("site")
 PAGE = 16
-START_S = 300.0
+START_S = 900.0
 
 ENGINE = "tests.sglang.engine.engine_server"
 SERVER = "sglang.launch_server"
@@ -34,7 +34,6 @@ ON_A_CPU = (
     "--disable-overlap-schedule",
     "--skip-tokenizer-init",
     "--skip-server-warmup",
-    *("--page-size", str(PAGE)),
     *("--max-total-tokens", "4096"),
     *("--max-running-requests", "4"),
     *("--hicache-ratio", "2"),
@@ -55,17 +54,19 @@ class Setup:
         model: of ``tiny_models``.
         backend: of ours.
         tp: ranks.
+        page: tokens a page.
     """
 
     module: str
     model: str
     backend: str
     tp: int = 1
+    page: int = PAGE
 
     def engine(self, storage: Storage, models: Path, log: Path) -> OwnEngine:
         """The engine, not started."""
         (port,) = free_ports(1)
-        client = Client(f"http://{LOOPBACK}:{port}", timeout_s=120.0)
+        client = Client(f"http://{LOOPBACK}:{port}", timeout_s=300.0)
         command = [sys.executable, "-m", self.module, *self.flags(storage, models), "--port"]
         return OwnEngine(
             [*command, str(port)], client, log, environment=self.environment(), start_s=START_S
@@ -77,7 +78,7 @@ class Setup:
         extra = {**storage.extra_config, "model_id": self.model, "prefetch_threshold": PAGE}
         return [
             *storage_flags(self.backend, identity, extra),
-            *("--tp-size", str(self.tp)),
+            *("--tp-size", str(self.tp), "--page-size", str(self.page)),
             *ON_A_CPU,
         ]
 

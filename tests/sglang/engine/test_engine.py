@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.accounting import Rule
+from tests.e2e.accounting import Cached, Rule
 from tests.e2e.command import main
 from tests.e2e.divergence import Bounds, compare
 from tests.e2e.prompts import boundary_prompts
@@ -33,8 +33,10 @@ EXACT = Bounds(kl=1e-6, logprob=1e-6)
 """On a CPU a run from the storage computes the same numbers in the same order."""
 
 
-def backend(name: str, model: str, tp: int, *, module: str = ENGINE) -> pytest.ParameterSet:
-    setup = Setup(module, model, name, tp)
+def backend(
+    name: str, model: str, tp: int, *, module: str = ENGINE, page: int = PAGE
+) -> pytest.ParameterSet:
+    setup = Setup(module, model, name, tp, page)
     return pytest.param(setup, marks=pytest.mark.backend(name), id=f"{name}-{model}-tp{tp}")
 
 
@@ -122,6 +124,28 @@ def test_an_engine_restores_what_lies_in_its_own_memory(
         running(setup, storage, models, tmp_path) as engine,
     ):
         try_out(engine, seed="engine", restart=False)
+
+
+@pytest.mark.parametrize("setup", [backend("ucm", "short-convolution", 1, page=1)])
+def test_a_text_goes_on_from_a_stored_state(setup: Setup, models: Path, tmp_path: Path) -> None:
+    """A model with recurrent states, whose prefix ends where a state was kept: on a CPU at the end
+    of a text, so that only a longer text can use it."""
+    with (
+        STORAGES[setup.backend](tmp_path, STORE_BYTES) as storage,
+        running(setup, storage, models, tmp_path) as engine,
+    ):
+        client = engine.client
+        (*_, prompt) = boundary_prompts(PAGE, PAGES, vocabulary=VOCABULARY, seed="state")
+        first = client.generate(prompt.tokens, TOKENS)
+        longer = [*prompt.tokens, *first.tokens, 7]
+        reference = client.generate(longer, TOKENS, salt="apart")
+        client.flush(60.0)
+        again = client.generate(longer, TOKENS)
+        assert reference.cached.total == 0
+        # The last generated token was never an input, so nothing is known behind it.
+        stored = len(longer) - 2
+        assert again.cached == Cached(storage=stored, backend="UcmBackend")
+        assert compare(reference.steps, again.steps).within(EXACT)
 
 
 @pytest.mark.parametrize("setup", [backend("mooncake", "sliding-window", 1, module=SERVER)])
