@@ -1,5 +1,8 @@
 """A fake of SGLang's HTTP API, for tests of the accounting alone.
 
+``python -m tests.e2e.fake PORT FILE`` serves it, and writes to the file the ID of a process that it
+starts beside it, as an engine starts its ranks.
+
 Its "model" is a digest of the tokens so far, its cache a set of prefixes a tier. It shows nothing
 about SGLang or a storage.
 """
@@ -9,10 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -27,18 +33,23 @@ class FakeEngine:
 
     Attributes:
         page, threshold: of its storage.
-        backend: named in its answers.
+        backend: what it was told to load.
+        named: named in its answers.
+        api_key: what a client must show; empty where it need not.
         loses: the storage forgets all that it is given.
         keeps_device: a flush does not forget the device.
         garbles: bytes from the storage are others.
         drifts: added to a logprob where KV comes from the storage, in nats.
         wavers: prompts of these lengths get another answer each time.
         stuck: writes never end.
+        uncached_salts: salts of the requests that had one, and nothing cached.
     """
 
     page: int = 16
     threshold: int = 16
     backend: str = "FakeBackend"
+    named: str = "FakeBackend"
+    api_key: str = ""
     loses: bool = False
     keeps_device: bool = False
     garbles: bool = False
@@ -47,6 +58,7 @@ class FakeEngine:
     stuck: bool = False
     device: set[Prefix] = field(default_factory=set)
     storage: set[Prefix] = field(default_factory=set)
+    uncached_salts: list[str] = field(default_factory=list)
     requests: int = 0
 
     def generate(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -55,6 +67,8 @@ class FakeEngine:
         tokens = list(body["input_ids"])
         start = body.get("logprob_start_len", -1)
         cached = self._cached(body.get("cache_salt"), tokens, len(tokens) if start < 0 else start)
+        if body.get("cache_salt") and not any(cached.values()):
+            self.uncached_salts.append(body["cache_salt"])
         count = body["sampling_params"]["max_new_tokens"]
         state = self._state(tokens, cached)
         prompt = len(tokens)
@@ -62,7 +76,7 @@ class FakeEngine:
             tokens.append(state(tokens, prompt + place)[0])
         meta: dict[str, Any] = {"cached_tokens": sum(cached.values())}
         if any(cached.values()):
-            meta["cached_tokens_details"] = {**cached, "storage_backend": self.backend}
+            meta["cached_tokens_details"] = {**cached, "storage_backend": self.named}
         told = [state(tokens, place)[1] for place in range(prompt, len(tokens))]
         meta["output_token_logprobs"] = [_told(tokens[prompt + i], t) for i, t in enumerate(told)]
         meta["output_top_logprobs"] = [[[p, t, None] for t, p in top.items()] for top in told]
@@ -145,9 +159,9 @@ class FakeServer:
         url: where.
     """
 
-    def __init__(self, engine: FakeEngine) -> None:
+    def __init__(self, engine: FakeEngine, port: int = 0) -> None:
         self.engine = engine
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(engine))
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), _handler(engine))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
@@ -179,7 +193,9 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
 
         def _route(self, body: Any) -> None:
             path = self.path.partition("?")[0]
-            if path == "/server_info":
+            if engine.api_key and self.headers["Authorization"] != f"Bearer {engine.api_key}":
+                self._answer(401, "Unauthorized")
+            elif path == "/server_info":
                 self._answer(200, engine.info())
             elif path == "/generate":
                 self._answer(200, engine.generate(body))
@@ -201,3 +217,14 @@ def _handler(engine: FakeEngine) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(data)
 
     return Handler
+
+
+def main() -> None:
+    rank = subprocess.Popen(["sleep", "600"])
+    Path(sys.argv[2]).write_text(str(rank.pid))
+    with FakeServer(FakeEngine(), int(sys.argv[1])):
+        rank.wait()
+
+
+if __name__ == "__main__":
+    main()

@@ -88,6 +88,8 @@ class Setup:
         return {
             "PYTHONPATH": os.pathsep.join([str(SITE), str(ROOT), *_inherited()]),
             "SGLANG_USE_CPU_ENGINE": "1",
+            # Some small functions would be compiled, which takes longer than a test.
+            "TORCHDYNAMO_DISABLE": "1",
             # Else ranks meet through NCCL wherever a CUDA build of torch brought it.
             "SGLANG_NCCL_SO_PATH": "none.so",
             "SGLANG_DISABLED_MODEL_ARCHS": ",".join(_other_models(MODULES[self.model])),
