@@ -46,15 +46,21 @@ def handler(engine: Any) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+async def take_signals(engine: Any) -> None:
+    """Let SGLang take SIGTERM for its own event loop now, and not with its first request.
+
+    That loop runs in requests only here, and SIGTERM would wait for one.
+    """
+    engine.tokenizer_manager.auto_create_handle_loop()
+
+
 def main() -> None:
     import sglang
     from sglang.srt.server_args import prepare_server_args
 
     arguments = prepare_server_args(sys.argv[1:])
     engine = sglang.Engine(server_args=arguments)
-    # With its first request SGLang takes SIGTERM for its own event loop, which runs in requests
-    # only here; so it does that now, and we come after it.
-    engine.tokenizer_manager.auto_create_handle_loop()
+    engine.loop.run_until_complete(take_signals(engine))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         HTTPServer((arguments.host, arguments.port), handler(engine)).serve_forever()
