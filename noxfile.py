@@ -90,6 +90,7 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/sglang",
+        "--hicache-faults",
         # A file's tests stay in one process, which starts their server once.
         *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
         *session.posargs,
@@ -170,6 +171,18 @@ def gpu(session: nox.Session) -> None:
     env = {"HICACHE_E2E_BACKEND": backend, "HICACHE_REQUIRE_BACKEND": "1", "PYTHONPATH": None}
     session.run("pytest", "tests/gpu", "-k", backend, env={**env, **UCM_LOGS})
     session.run("python", "-m", "tests.e2e.nightly", *session.posargs, env={**env, **UCM_LOGS})
+
+
+@nox.session(python=PYTHON)
+def drift(session: nox.Session) -> None:
+    """Compare our copy of SGLang's storage contract with each supported release, from its wheel.
+
+    ``nox -s drift -- --version 0.5.24`` looks at another release, ``newest`` at the newest one;
+    ``--write`` writes the table in docs/sglang.md.
+    """
+    install(session, [], [])
+    command = ["python", "-m", "tools.sglang_drift", *session.posargs]
+    session.run(*command, env={"PYTHONPATH": None})
 
 
 @nox.session(python=PYTHON)

@@ -19,7 +19,7 @@ from hicache_mooncake.store import MooncakeStore
 from hicache_mooncake.testing import RawAccessError, RawMooncake
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import Code
-from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS
 
 pytestmark = pytest.mark.backend("mooncake")
@@ -90,6 +90,9 @@ class MooncakeHarness(Harness):
         hold=True,
         relief=True,
         restart=True,
+        server=True,
+        keeps=True,
+        processes=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )
@@ -104,7 +107,10 @@ class MooncakeHarness(Harness):
         return self._lending(self._cluster, config)
 
     def make_own(self, config: HiCacheStorageConfig) -> MooncakeBackend:
-        return MooncakeBackend(self._addressed(self._cluster, config), {})
+        return MooncakeBackend(addressed(self._cluster.master, config), {})
+
+    def own_server(self) -> ServerHarness:
+        return ServerHarness()
 
     @contextmanager
     def make_limited(
@@ -139,6 +145,13 @@ class MooncakeHarness(Harness):
         finally:
             lent.ballast = []
 
+    def forget(self) -> None:
+        self._cluster.raw.client.remove_matching(".*")
+
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        extra_config = addressed(self._cluster.master, config).extra_config or {}
+        return ElsewhereSpec("hicache_mooncake:MooncakeBackend", extra_config)
+
     def raw_keys(self) -> list[str]:
         return self._cluster.raw.raw_keys()
 
@@ -162,19 +175,52 @@ class MooncakeHarness(Harness):
             def open_store(self, config: MooncakeConfig, storage_config: object) -> MooncakeStore:
                 return MooncakeStore(cast(MooncakeClient, cluster.lent))
 
-        return LentClientBackend(self._addressed(cluster, config, **extra), {})
+        return LentClientBackend(addressed(cluster.master, config, **extra), {})
 
-    def _addressed(
-        self, cluster: Cluster, config: HiCacheStorageConfig, **extra: Any
-    ) -> HiCacheStorageConfig:
-        address = {
-            "master_server_address": cluster.master.address,
-            "local_hostname": "127.0.0.1",
-            "protocol": "tcp",
-            "global_segment_size": "64mb",
-        }
-        extra_config = {**address, **extra, **(config.extra_config or {})}
-        return replace(config, extra_config=extra_config)
+
+class ServerHarness(Harness):
+    """A master to stop and freeze, and backends that give the store its memory."""
+
+    name = "mooncake"
+    capabilities = Capabilities(
+        server=True, gives_up=True, zero_copy=True, identity=IDENTITY_FIELDS
+    )
+
+    def __init__(self) -> None:
+        self._master = MooncakeMaster()
+        self._master.__enter__()
+
+    def make(self, config: HiCacheStorageConfig) -> MooncakeBackend:
+        return MooncakeBackend(addressed(self._master, config), {})
+
+    def stop_server(self) -> None:
+        self._master.kill()
+
+    def start_server(self) -> None:
+        self._master.restart()
+
+    def freeze_server(self) -> None:
+        self._master.freeze()
+
+    def thaw_server(self) -> None:
+        self._master.thaw()
+
+    def close(self) -> None:
+        self._master.stop()
+
+
+def addressed(
+    master: MooncakeMaster, config: HiCacheStorageConfig, **extra: Any
+) -> HiCacheStorageConfig:
+    """The configuration of a backend on a master."""
+    address = {
+        "master_server_address": master.address,
+        "local_hostname": "127.0.0.1",
+        "protocol": "tcp",
+        "global_segment_size": "64mb",
+    }
+    extra_config = {**address, **extra, **(config.extra_config or {})}
+    return replace(config, extra_config=extra_config)
 
 
 def fill(raw: RawMooncake) -> list[str]:

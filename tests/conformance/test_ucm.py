@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig
-from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS
 from hicache_ucm import UcmBackend
 from hicache_ucm.client import Addresses, NativeError, NativeModule, NativeStore
@@ -109,6 +109,8 @@ class UcmHarness(Harness):
         hold=True,
         relief=MAY_MOUNT,
         restart=True,
+        keeps=True,
+        processes=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )
@@ -169,6 +171,11 @@ class UcmHarness(Harness):
 
     def hold(self) -> AbstractContextManager[Event]:
         return self._watch.holding.hold()
+
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        return ElsewhereSpec(
+            "hicache_ucm:UcmBackend", _rooted(config, self._root).extra_config or {}
+        )
 
     def forget(self) -> None:
         for path in self._root.iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.hostmem import aligned_bytes
-from hicache_shared.testing import BackendSuite, Capabilities, Harness, Holding
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS, storage_config
 from hicache_umbp import UmbpBackend
 from hicache_umbp.backend import epochs_of
@@ -24,7 +25,7 @@ from hicache_umbp.memory import shared_bytes
 from hicache_umbp.modes import mode_of
 from hicache_umbp.pages import Pages
 from hicache_umbp.server import UmbpServer
-from hicache_umbp.session import Session
+from hicache_umbp.session import PULSE_AFTER_S, Session
 from hicache_umbp.store import UmbpStore
 from hicache_umbp.testing import RawUmbp
 
@@ -111,6 +112,7 @@ class UmbpHarness(Harness):
         hold=True,
         relief=True,
         restart=True,
+        keeps=True,
         zero_copy=True,
         identity=IDENTITY_FIELDS,
     )
@@ -133,10 +135,10 @@ class UmbpHarness(Harness):
             def open_store(_, config: UmbpConfig, storage_config: object) -> UmbpStore:  # noqa: N805
                 return UmbpStore(Session(mode), self._epochs, allocate=self.allocate)
 
-        return LentClientBackend(self._with(config, self._settings), {})
+        return LentClientBackend(with_settings(config, self._settings), {})
 
     def make_own(self, config: HiCacheStorageConfig) -> UmbpBackend:
-        return UmbpBackend(self._with(config, self._settings), {})
+        return UmbpBackend(with_settings(config, self._settings), {})
 
     @contextmanager
     def fault(self) -> Iterator[None]:
@@ -182,15 +184,16 @@ class UmbpHarness(Harness):
     def _limited_backend(
         self, config: HiCacheStorageConfig, settings: dict[str, Any]
     ) -> Iterator[UmbpBackend]:
-        self._limited = UmbpBackend(self._with(config, settings), {})
+        self._limited = UmbpBackend(with_settings(config, settings), {})
         try:
             yield self._limited
         finally:
             self._limited.close()
             self._limited = None
 
-    def _with(self, config: HiCacheStorageConfig, extra: dict[str, Any]) -> HiCacheStorageConfig:
-        return replace(config, extra_config={**extra, **(config.extra_config or {})})
+
+def with_settings(config: HiCacheStorageConfig, extra: dict[str, Any]) -> HiCacheStorageConfig:
+    return replace(config, extra_config={**extra, **(config.extra_config or {})})
 
 
 def fill(client: UmbpClient, memory: npt.NDArray[np.uint8]) -> None:
@@ -235,6 +238,7 @@ class StandaloneHarness(UmbpHarness):
     """The client is made anew after each test, since it lets go of no memory before its end."""
 
     name = "umbp standalone"
+    capabilities = replace(UmbpHarness.capabilities, server=True, processes=True)
 
     def __init__(self) -> None:
         self._server = UmbpServer(capacity_bytes=CAPACITY, page_bytes=PAGE_BYTES)
@@ -265,8 +269,54 @@ class StandaloneHarness(UmbpHarness):
                 client.register(region.address, region.nbytes)
             yield client
 
+    def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
+        return ElsewhereSpec(
+            "hicache_umbp:UmbpBackend",
+            with_settings(config, self._settings).extra_config or {},
+            allocate="hicache_umbp.memory:shared_bytes",
+        )
+
     def forget(self) -> None:
         self._lent.renew(client_of(self._settings))
+
+    def restart(self) -> None:
+        self.forget()
+
+    def own_server(self) -> ServerHarness:
+        return ServerHarness()
+
+    def close(self) -> None:
+        self._server.stop()
+
+
+class ServerHarness(Harness):
+    """A standalone server to stop and freeze."""
+
+    name = "umbp standalone"
+    capabilities = Capabilities(server=True, zero_copy=True, identity=IDENTITY_FIELDS)
+
+    def __init__(self) -> None:
+        self._server = UmbpServer(capacity_bytes=64 << 20, page_bytes=PAGE_BYTES)
+        self._server.__enter__()
+
+    def make(self, config: HiCacheStorageConfig) -> UmbpBackend:
+        return UmbpBackend(with_settings(config, {"standalone_address": self._server.address}), {})
+
+    def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return shared_bytes(nbytes)
+
+    def stop_server(self) -> None:
+        self._server.kill()
+
+    def start_server(self) -> None:
+        self._server.restart()
+
+    def freeze_server(self) -> None:
+        self._server.freeze()
+        time.sleep(PULSE_AFTER_S)  # as long as an answer of the server counts for more to come
+
+    def thaw_server(self) -> None:
+        self._server.thaw()
 
     def close(self) -> None:
         self._server.stop()

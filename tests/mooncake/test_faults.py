@@ -112,19 +112,6 @@ def test_a_killed_master_gives_bounded_answers_and_a_new_one_is_found(
     store.close()
 
 
-def test_a_frozen_master_gives_bounded_answers(own_master: MooncakeMaster) -> None:
-    store, pool = opened(own_master, rpc_timeout_ms=300)
-    pages = pool.pages(hashes(8))
-    own_master.freeze()
-    started = time.monotonic()
-    assert store.put([pages], 5.0) == [[Code.TIMEOUT] * 8]
-    assert store.get([pages], 5.0) == [[Code.UNAVAILABLE] * 8]
-    assert exists(store, pool.ask(hashes(8))) == [[False] * 8]
-    assert time.monotonic() - started < PATIENCE_S
-    own_master.thaw()
-    store.close()
-
-
 HOLDER = """
 import sys
 from types import SimpleNamespace

@@ -147,61 +147,6 @@ def test_memory_that_is_registered_while_the_server_is_away_works_when_it_is_bac
     store.close()
 
 
-def test_a_server_killed_under_load_gives_misses_in_bounded_time_and_comes_back(
-    server: UmbpServer,
-) -> None:
-    """Several threads, several kills; a get is right or a miss, and nothing is raised."""
-    store, first = opened(server, 1 << 20)
-    pools = [first]
-    for i in range(2):
-        pools.append(TestPool.make("hc1/fault", f"t{i}", 2 * N, (1 << 20,), shared_bytes))
-        store.register(pools[-1].stored)
-        pools[-1].arrays.fill(i)
-    ending, moved = threading.Event(), threading.Semaphore(0)
-    wrong: list[str] = []
-    longest = [0.0] * 3
-
-    def work(i: int) -> None:
-        pool, turn = pools[i], 0
-        own = [page[:] for page in pool.arrays.contents(list(range(N)))]
-        targets = list(range(N, 2 * N))
-        while not ending.is_set():
-            turn += 1
-            names = hashes(N, 1000 * turn)
-            started = time.monotonic()
-            store.put([pool.pages(names)], 2.0)
-            codes = store.get([pool.pages(names, targets)], 2.0)[0]
-            store.exists([pool.ask(names)], 2.0)
-            longest[i] = max(longest[i], time.monotonic() - started)
-            for page, code in enumerate(codes):
-                if code == Code.OK:
-                    moved.release()
-                    if pool.arrays.page(N + page) != own[page]:
-                        wrong.append(names[page])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(3):
-            for _ in range(3 * N):
-                assert moved.acquire(timeout=WAIT_S), "no page came"
-            server.kill()
-            server.restart()
-            while moved.acquire(blocking=False):
-                pass
-    finally:
-        ending.set()
-        for thread in threads:
-            thread.join(WAIT_S)
-    assert not any(thread.is_alive() for thread in threads)
-    assert wrong == []
-    assert max(longest) < PATIENCE_S
-    until(store, first)
-    restored(store, first)
-    store.close()
-
-
 @pytest.mark.parametrize("components", [(1 << 20,), (700_000, 348_576)], ids=len)
 @pytest.mark.parametrize("mode", ["embedded", "standalone"])
 def test_a_page_that_is_evicted_while_it_is_read_is_right_or_missing(
@@ -332,19 +277,6 @@ def test_health_sees_a_frozen_server_however_often_it_is_asked(
     until(store, pool)
     assert store.healthy()
     store.close()
-
-
-def test_closing_does_not_wait_for_a_frozen_server(
-    server: UmbpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("hicache_umbp.session.PULSE_AFTER_S", 0.0)
-    monkeypatch.setattr("hicache_umbp.session.PULSE_S", 0.3)
-    store, _ = opened(server)
-    server.freeze()
-    started = time.monotonic()
-    store.close()
-    assert time.monotonic() - started < PATIENCE_S
-    server.thaw()
 
 
 def test_the_state_of_a_server_is_seen_without_the_client(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import ClassVar
 
 from hicache_shared.backend import HiCacheBackend
 from hicache_shared.config import CommonConfig, setting
@@ -35,6 +36,7 @@ class MemoryBackend(HiCacheBackend):
 
     name = "memory"
     config_type = MemoryConfig
+    store_type: ClassVar[type[MemoryStore]] = MemoryStore
 
     def open_store(self, config: MemoryConfig, storage_config: HiCacheStorageConfig) -> MemoryStore:
-        return MemoryStore(shelf_named(config.shelf))
+        return self.store_type(shelf_named(config.shelf))

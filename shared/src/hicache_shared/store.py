@@ -35,6 +35,8 @@ class Code(enum.IntEnum):
     """The server cannot be reached, or the store is closed."""
     FAILED = 6
     """The client gave another error; it is in the log."""
+    CORRUPT = 7
+    """The stored bytes are not those that were put."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -77,7 +77,11 @@ class Pair:
         """
         for connection in self._connections:
             connection.send(task)
-        return [_outcome(connection) for connection in self._connections]
+        answers = [_answer_of(connection) for connection in self._connections]
+        failures = [answer for answer in answers if isinstance(answer, str)]
+        if failures:
+            raise RuntimeError("\n".join(failures))
+        return [answer for answer in answers if isinstance(answer, Outcome)]
 
     def close(self) -> None:
         for connection in self._connections:
@@ -87,12 +91,10 @@ class Pair:
             process.kill()
 
 
-def _outcome(connection: Connection) -> Outcome:
+def _answer_of(connection: Connection) -> Outcome | str:
     if not connection.poll(PATIENCE_S):
         raise TimeoutError("a rank does not answer")
-    answer = connection.recv()
-    if not isinstance(answer, Outcome):
-        raise RuntimeError(answer)
+    answer: Outcome | str = connection.recv()
     return answer
 
 

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import os
-from pathlib import Path
 from typing import Any
 
 from tests.sglang.cache.calls import recorded
+from tests.sglang.cache.document import check
 from tests.sglang.cache.serving import Launch, prompt, running
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "sglang.md"
-START = "<!-- calls of one backup and one prefetch: written by tests/sglang/cache -->\n```\n"
-END = "```\n<!-- end of calls -->\n"
-WRITE = "HICACHE_WRITE_DOCS"
 PAGES = 4
 
 
@@ -41,10 +36,4 @@ def run(launch: dict[str, Any]) -> str:
 
 
 def test_the_document_shows_the_calls_that_sglang_makes(backend: dict[str, Any]) -> None:
-    made = run(backend)
-    before, _, rest = DOCUMENT.read_text().partition(START)
-    shown, _, after = rest.partition(END)
-    if os.environ.get(WRITE):
-        DOCUMENT.write_text(f"{before}{START}{made}{END}{after}")
-        return
-    assert shown == made, f"set {WRITE}=1 and run this test to write them anew"
+    check("calls", f"```\n{run(backend)}```\n")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.sglang.cache.document import check
 from tests.sglang.cache.serving import Launch, prompt, running
 
 KERNEL = [("layer_first", "kernel"), ("page_first", "kernel")]
@@ -26,7 +27,17 @@ LAYOUTS = {
     "deepseek-v4-flash": [KERNEL[1]],  # all its layers are slow to copy
 }
 """``--hicache-mem-layout`` and ``--hicache-io-backend`` that SGLang 0.5.23 takes for each kind of
-model and that can be stored; docs/sglang.md has the same table."""
+model and that can be stored."""
+
+NAMES = {
+    "mha": "MHA",
+    "mla": "MLA",
+    "dsa": "DSA",
+    "swa": "MHA with sliding windows",
+    "mamba": "MHA with Mamba layers",
+    "deepseek-v4": "DeepSeek V4",
+}
+"""In the document."""
 
 ALL = [(kind, *layout) for kind, layouts in LAYOUTS.items() for layout in layouts]
 PAGES = 4
@@ -69,3 +80,11 @@ def test_without_interface_v1_kv_comes_back_through_flat_pages(
     copied = restored(Launch(backend, zero_copy=False), kind)
     flat_pages = 0 if kind == "deepseek-v4" else 2 * PAGES  # V4's KV is a logical anchor
     assert copied.get("KV is copied in flat form", 0) == flat_pages
+
+
+def test_the_document_lists_these_layouts() -> None:
+    rows = "".join(
+        f"| {name} | {', '.join(f'`{layout}` + `{io}`' for layout, io in LAYOUTS[kind])} |\n"
+        for kind, name in NAMES.items()
+    )
+    check("layouts", f"| model | layout + io backend |\n|---|---|\n{rows}")

@@ -40,6 +40,10 @@ writer is done by then; the master gives up a dead one's page after 30 s."""
 
 CLEAR_ROUNDS = 8
 
+CLEAR_S = 10.0
+"""After this long a clear begins no further round: SGLang's scheduler waits for it, and with a
+master that does not answer each takes as long as a request may."""
+
 _OK = int(Code.OK)
 _NO_SPACE = int(Code.NO_SPACE)
 _UNREADABLE = -1
@@ -295,7 +299,10 @@ class MooncakeStore:
         """
         if not self._health.up():
             raise ClearError(f"Mooncake cannot clear {namespace!r}: the master is down")
+        until = time.monotonic() + CLEAR_S
         for _ in range(CLEAR_ROUNDS):
+            if time.monotonic() >= until:
+                break
             answer = self._client.remove_matching(f"^{_literally(namespace)}/")
             if answer == 0:
                 return
@@ -307,9 +314,9 @@ class MooncakeStore:
                     f"({code_of(answer).name}); pages may remain, so clear again"
                 )
         raise ClearError(
-            f"{namespace!r} still had pages after {CLEAR_ROUNDS} removals, or the master did not "
-            "answer in time; if another deployment of this namespace is writing, stop it, and "
-            "clear again"
+            f"{namespace!r} still had pages after {CLEAR_ROUNDS} removals or {CLEAR_S:.0f} s, or "
+            "the master did not answer in time; if another deployment of this namespace is "
+            "writing, stop it, and clear again"
         )
 
     def healthy(self) -> bool:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hicache_shared.errors import ConfigError
+from hicache_shared.pytest_plugin.collected import Collected
 from hicache_shared.pytest_plugin.report import BACKEND, VERSIONS, Report, versions_of
 
 if TYPE_CHECKING:
     from hicache_shared.testing.harness import Harness
 
-REPORT = pytest.StashKey[Report]()
+COLLECTED = pytest.StashKey[Collected]()
+SENT = "hicache_collected"
+"""What a worker of pytest-xdist sends to the process that reports."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,13 +42,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also stop, freeze and restart servers",
     )
     group.addoption(
+        "--hicache-profile",
+        choices=("ci", "nightly"),
+        default="ci",
+        help="how long programs are looked for that a backend answers wrongly: ci is short and "
+        "the same each time, nightly is long and goes new ways (default: %(default)s)",
+    )
+    group.addoption(
         "--hicache-report", metavar="FILE", type=Path, help="write the verdicts as JSON"
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faults: kills, freezes or fills a server on purpose")
-    config.stash[REPORT] = Report()
+    config.stash[COLLECTED] = Collected()
     dotted = config.getoption("--hicache-backend")
     if dotted is not None:
         _run_on_class(config, dotted)
@@ -57,20 +67,38 @@ def _run_on_class(config: pytest.Config, dotted: str) -> None:
     from hicache_shared.testing.named_class import harness_of
 
     try:
-        extra_config = json.loads(config.getoption("--hicache-extra-config"))
-        class_suite.TestBackend.harness_type = harness_of(dotted, extra_config)
-    except (ConfigError, ValueError) as error:
+        harness_type = harness_of(dotted, _extra_config(config))
+    except ConfigError as error:
         raise pytest.UsageError(f"--hicache-backend: {error}") from error
+    class_suite.TestBackend.harness_type = harness_type
     config.args = [str(class_suite.__file__)]
 
 
+def _extra_config(config: pytest.Config) -> dict[str, Any]:
+    text = config.getoption("--hicache-extra-config")
+    expected = f"""--hicache-extra-config: expected a JSON object such as {EXAMPLE}, got {text!r}"""
+    try:
+        extra_config = json.loads(text)
+    except ValueError as error:
+        raise pytest.UsageError(f"{expected}: {error}") from error
+    if not isinstance(extra_config, dict):
+        raise pytest.UsageError(expected)
+    return extra_config
+
+
+EXAMPLE = """'{"interface_v1": 1}'"""
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out server faults unless asked for, and say in each report whose test it is."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
+    collected = config.stash[COLLECTED]
     for item in items:
         harness_type = _harness_type(item)
         if harness_type is not None:
+            collected.add(item, harness_type.name)
             item.user_properties.append((BACKEND, harness_type.name))
             item.user_properties.append((VERSIONS, versions_of(harness_type.distributions)))
             if item.get_closest_marker("faults") and not config.getoption("--hicache-faults"):
@@ -80,6 +108,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = kept
+    if hasattr(config, "workeroutput"):
+        config.workeroutput[SENT] = collected.plain()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear from a worker, each of which collects all tests; one that died told nothing."""
+    told = getattr(node, "workeroutput", {}).get(SENT)
+    if told is not None:
+        node.config.stash[COLLECTED] = Collected(**told)
 
 
 def _harness_type(item: pytest.Item) -> type[Harness] | None:
@@ -89,11 +127,12 @@ def _harness_type(item: pytest.Item) -> type[Harness] | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    report = config.stash[REPORT]
+    report = Report(config.stash[COLLECTED])
     for outcome in ("passed", "failed", "error", "skipped", "xfailed", "xpassed"):
         for one in terminalreporter.getreports(outcome):
             if isinstance(one, pytest.TestReport):
                 report.add(one)
+    report.complete()
     if not report.backends:
         return
     terminalreporter.section("conformance")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from hicache_shared.pytest_plugin.cases import right_of
+from hicache_shared.pytest_plugin.collected import Collected, parts_of
 
 BACKEND = "hicache_backend"
 VERSIONS = "hicache_versions"
@@ -19,6 +20,11 @@ VERSIONS = "hicache_versions"
 
 NOT_SUPPORTED = "not supported"
 """How the reason of a skipped test begins where the backend lacks a capability."""
+
+NOT_RUN = "not run"
+
+SHOWN = 3
+"""Tests that were not run and that are named in the terminal; the JSON has all."""
 
 SCHEMA = 1
 
@@ -28,50 +34,64 @@ class Behaviour:
     """What one test of the suite found over all models, layouts and other parameters.
 
     Attributes:
-        counts: of ``passed``, ``failed``, ``not supported`` and ``skipped``.
+        counts: of ``passed``, ``failed``, ``not supported``, ``skipped`` and ``not run``.
         failures: parameters of each failure, and the last line of its message.
         reasons: why it is not supported, or was skipped.
+        reported: node ids of the runs that gave a report.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: dict[str, str] = field(default_factory=dict)
     reasons: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
     @property
     def verdict(self) -> str:
-        for outcome in ("failed", "passed", "not supported"):
+        for outcome in ("failed", "passed", "not supported", "skipped"):
             if self.counts[outcome]:
                 return outcome
-        return "skipped"
+        return NOT_RUN
 
 
 class Report:
-    """The verdicts of a run, put together from pytest's reports."""
+    """The verdicts of a run, put together from pytest's reports.
 
-    def __init__(self) -> None:
+    Args:
+        collected: what the run was to test.
+    """
+
+    def __init__(self, collected: Collected) -> None:
         self.backends: dict[str, dict[str, Behaviour]] = {}
         self.versions: dict[str, dict[str, str]] = {}
-        self._backend_of_class: dict[str, str] = {}
+        self._collected = collected
 
     def add(self, report: pytest.TestReport) -> None:
         """Take in what pytest reports of one phase of one test."""
-        where, _, test = report.nodeid.rpartition("::")
+        where, name, parameters = parts_of(report.nodeid)
         properties: dict[str, Any] = dict(report.user_properties)
         # The report of a process that died has no properties.
-        backend = properties.get(BACKEND) or self._backend_of_class.get(where)
+        backend = properties.get(BACKEND) or self._collected.classes.get(where)
         if backend is None:
             return
-        self._backend_of_class[where] = backend
         if VERSIONS in properties:
             self.versions[backend] = json.loads(properties[VERSIONS])
-        name, _, parameters = test.partition("[")
         behaviour = self.backends.setdefault(backend, {}).setdefault(name, Behaviour())
+        behaviour.reported.add(report.nodeid)
         outcome = _outcome(report)
         behaviour.counts[outcome] += 1
         if outcome == "failed":
-            behaviour.failures[parameters.rstrip("]")] = _message(report)
+            behaviour.failures[parameters] = _message(report)
         elif outcome != "passed":
             behaviour.reasons.add(_reason(report))
+
+    def complete(self) -> None:
+        """Count what gave no report as not run. Called when all reports are in."""
+        for backend, tests in self._collected.runs.items():
+            behaviours = self.backends.setdefault(backend, {})
+            for name, runs in tests.items():
+                behaviour = behaviours.setdefault(name, Behaviour())
+                if left := runs - len(behaviour.reported):
+                    behaviour.counts[NOT_RUN] += left
 
     def lines(self) -> Iterable[str]:
         """A few lines a backend; what failed with its test, how often, and one message."""
@@ -86,6 +106,10 @@ class Report:
                     yield f"    right is: {right_of(name)}"
             reasons = {reason for one in behaviours.values() for reason in one.reasons}
             yield from (f"  {reason}" for reason in sorted(reasons))
+            left_out = sorted(name for name, one in behaviours.items() if one.verdict == NOT_RUN)
+            if left_out:
+                more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
+                yield f"  {NOT_RUN}: {', '.join(left_out[:SHOWN])}{more}"
 
     def as_json(self) -> dict[str, Any]:
         """``{"schema": 1, "backends": {name: {"versions": {...}, "behaviours": {...}}}}``."""
@@ -136,6 +160,6 @@ def _reason(report: pytest.TestReport) -> str:
 def _message(report: pytest.TestReport) -> str:
     """The line of a failure that says what went wrong."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    text = str(crash.message) if crash is not None else report.longreprtext
+    text = str(report.longrepr if crash is None else crash.message).removeprefix("Failed: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0] if lines else "no message"

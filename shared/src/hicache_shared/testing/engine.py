@@ -17,6 +17,7 @@ from hicache_shared.contract import (
     PoolTransfer,
     PoolTransferResult,
 )
+from hicache_shared.layout import page_slots_of
 from hicache_shared.testing.tensors import Tensors
 
 
@@ -34,13 +35,14 @@ class EngineCalls:
         self._zero_copy = zero_copy
         self._tensors = tensors
         self._anchor: Any = None
+        self._pools: dict[int, Any] = {}
 
     def register_mem_pool_host(self, pool: Any) -> None:
         self._anchor = pool
-        self.backend.register_mem_pool_host(self._tensors.pool(pool))
+        self.backend.register_mem_pool_host(self._pool(pool))
 
     def register_mem_host_pool_v2(self, pool: Any, name: str) -> None:
-        self.backend.register_mem_host_pool_v2(self._tensors.pool(pool), name)
+        self.backend.register_mem_host_pool_v2(self._pool(pool), name)
 
     def on_host_pools_registered(self) -> None:
         self.backend.on_host_pools_registered()
@@ -50,14 +52,14 @@ class EngineCalls:
     def batch_exists(
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
-        return self.backend.batch_exists(keys, extra_info)
+        return self.backend.batch_exists(keys, _told(extra_info))
 
     def batch_set_v1(
         self, keys: list[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
     ) -> list[bool]:
         """Store host pages of the anchor; without zero copy, one answer for all of them."""
         if self._zero_copy:
-            return self.backend.batch_set_v1(keys, self._tensors.array(indices), extra_info)
+            return self.backend.batch_set_v1(keys, self._tensors.array(indices), _told(extra_info))
         pages = [self._anchor.get_data_page(int(index)) for index in self._firsts(indices, keys)]
         return [self.batch_set(keys, pages)] * len(keys)
 
@@ -66,7 +68,7 @@ class EngineCalls:
     ) -> list[bool]:
         """Fill host pages of the anchor; without zero copy, those that ``batch_get`` gave."""
         if self._zero_copy:
-            return self.backend.batch_get_v1(keys, self._tensors.array(indices), extra_info)
+            return self.backend.batch_get_v1(keys, self._tensors.array(indices), _told(extra_info))
         found = self.batch_get(keys, [self._anchor.get_dummy_flat_data_page() for _ in keys])
         for index, page in zip(self._firsts(indices, keys), found, strict=True):
             if page is not None:
@@ -90,6 +92,10 @@ class EngineCalls:
     def exists(self, key: str) -> bool:
         return self.backend.exists(key)
 
+    def seen(self, pages: Sequence[Any]) -> list[Any]:
+        """Flat pages as the backend sees them."""
+        return [self._tensors.array(page) for page in pages]
+
     # -- sidecars ------------------------------------------------------------------------------
 
     def batch_exists_v2(
@@ -98,17 +104,17 @@ class EngineCalls:
         transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        return self.backend.batch_exists_v2(keys, transfers, extra_info)
+        return self.backend.batch_exists_v2(keys, transfers, _told(extra_info))
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return self.backend.batch_set_v2(self._seen(transfers), extra_info)
+        return self.backend.batch_set_v2(self._seen(transfers), extra_info=_told(extra_info))
 
     def batch_get_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> dict[str, list[bool]]:
-        return self.backend.batch_get_v2(self._seen(transfers), extra_info)
+        return self.backend.batch_get_v2(self._seen(transfers), extra_info=_told(extra_info))
 
     # -- the rest ----------------------------------------------------------------------------------
 
@@ -124,12 +130,23 @@ class EngineCalls:
         if close is not None:
             close()
 
+    def _pool(self, pool: Any) -> Any:
+        """A pool as the backend sees it: the same object each time."""
+        if id(pool) not in self._pools:
+            self._pools[id(pool)] = self._tensors.pool(pool)
+        return self._pools[id(pool)]
+
     def _firsts(self, indices: Any, keys: list[str]) -> list[Any]:
         """The first slot of each page."""
-        return [indices[page * self._anchor.page_size] for page in range(len(keys))]
+        return [indices[page * page_slots_of(self._anchor)] for page in range(len(keys))]
 
     def _seen(self, transfers: list[PoolTransfer]) -> list[PoolTransfer]:
         return [
             replace(transfer, host_indices=self._tensors.array(transfer.host_indices))
             for transfer in transfers
         ]
+
+
+def _told(extra_info: HiCacheStorageExtraInfo | None) -> HiCacheStorageExtraInfo:
+    """SGLang passes one in every call, with no prefix keys unless it is to pass them."""
+    return extra_info if extra_info is not None else HiCacheStorageExtraInfo()

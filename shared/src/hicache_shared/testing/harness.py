@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig, rank_config
+from hicache_shared.errors import ConfigError
 from hicache_shared.hostmem import aligned_bytes
 
 
@@ -31,8 +32,12 @@ class Capabilities:
         restart: pages outlive every backend that stored them; :meth:`Harness.restart` drops
             what the harness itself keeps open of the client.
         processes: :meth:`Harness.elsewhere` tells another process how to use the same store.
-        server: the store has a server of the test's own that can be stopped, started, frozen
-            and thawed.
+        server: :meth:`Harness.own_server` gives a harness whose server can be stopped,
+            started, frozen and thawed.
+        gives_up: of the harness that it gives: a call that is in the store when the server
+            freezes gives up in time; without it, it comes back when the server does.
+        keeps: the store drops nothing by itself while it has space: what was stored lately, and
+            takes up a small part of it, is a hit.
         checksums: bytes that changed in the store, their number being right, are a miss.
         zero_copy: the backend is made with ``"interface_v1": 1``, so SGLang moves its KV by
             ``batch_get_v1`` and ``batch_set_v1``; else by flat pages.
@@ -48,9 +53,19 @@ class Capabilities:
     restart: bool = False
     processes: bool = False
     server: bool = False
+    gives_up: bool = False
+    keeps: bool = False
     checksums: bool = False
     zero_copy: bool = False
     identity: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a field of ``identity`` that the suite has no values for."""
+        for field in self.identity:
+            if field not in IDENTITY_FIELDS:
+                raise ConfigError(
+                    f"identity has {field!r}; it can have {', '.join(IDENTITY_FIELDS)}"
+                )
 
 
 IDENTITY_FIELDS = ("model_id", "revision", "kv_cache_dtype", "namespace")
@@ -140,6 +155,13 @@ class Harness(ABC):
         """How another process makes a backend on the same store."""
         raise NotImplementedError
 
+    def own_server(self) -> AbstractContextManager[Harness]:
+        """A harness of the same backend on a server that no other test uses.
+
+        Its backends share no client, and it has the four methods that follow.
+        """
+        raise NotImplementedError
+
     def stop_server(self) -> None:
         """Kill the server, as a machine that fails does."""
         raise NotImplementedError
@@ -152,7 +174,10 @@ class Harness(ABC):
         raise NotImplementedError
 
     def freeze_server(self) -> None:
-        """Stop the server from answering while its connections stay open (SIGSTOP)."""
+        """Stop the server from answering while its connections stay open (SIGSTOP).
+
+        Returns when a call that begins now will notice.
+        """
         raise NotImplementedError
 
     def thaw_server(self) -> None:

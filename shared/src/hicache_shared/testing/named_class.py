@@ -30,9 +30,11 @@ def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
     """A harness of ``package.module:Class``.
 
     Raises:
-        ConfigError: there is no such class, or it is no ``HiCacheStorage``.
+        ConfigError: there is no such class, it is no ``HiCacheStorage``, or it lacks methods.
     """
     module_name, _, class_name = dotted.partition(":")
+    if not (module_name and class_name):
+        raise ConfigError(f"expected package.module:Class, got {dotted!r}")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as error:
@@ -44,6 +46,8 @@ def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
             f"{dotted} is not a subclass of {HiCacheStorage.__module__}.HiCacheStorage, "
             "so SGLang's dynamic factory would refuse it"
         )
+    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+        raise ConfigError(f"{dotted} is abstract: define {', '.join(missing)}")
     zero_copy = bool(extra_config.get("interface_v1"))
     members = {
         "name": class_name,

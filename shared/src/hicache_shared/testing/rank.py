@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,10 +19,13 @@ from hicache_shared.contract import (
 )
 from hicache_shared.controller import Operation, model_transfers
 from hicache_shared.hostmem import merged, storage_region
-from hicache_shared.hostpool import Allocate, AssembledModel, ModelSpec, build, page_views, preset
-from hicache_shared.layout import buffers_of, is_logical
+from hicache_shared.hostpool import Allocate, AssembledModel, ModelSpec, build, page_views
+from hicache_shared.layout import buffers_of, is_logical, page_slots_of
 from hicache_shared.testing.engine import EngineCalls
 from hicache_shared.testing.harness import Harness, storage_config
+from hicache_shared.testing.models import MLA_MAMBA as MLA_MAMBA
+from hicache_shared.testing.models import spec_of as spec_of
+from hicache_shared.testing.models import with_small_states
 from hicache_shared.testing.tensors import tensors
 
 KV = "kv"
@@ -33,19 +35,14 @@ PAGES = 16
 LAYERS_DIV = {"mamba": 18, "mla-mamba": 18}
 """Models whose layers are large are cut down more."""
 
-MLA_MAMBA = "mla-mamba"
-"""A model of the suite's own: replicated KV beside states that are sharded over ranks."""
-
 FLAT_KV = {"module_path": "hicache_shared.testing"}
 """Extra config of a backend that SGLang loads by its path, without ``"interface_v1": 1``."""
 
 
-def spec_of(model: str) -> ModelSpec:
-    """A preset, or the suite's own model."""
-    if model != MLA_MAMBA:
-        return preset(model)
-    mla, states = preset("mla"), preset("mamba").pools[1]
-    return replace(mla, name=MLA_MAMBA, pools=(*mla.pools, states))
+def content(pool: str, key: str, nbytes: int) -> bytes:
+    """The bytes of a page that are told by its pool and key alone, in any process."""
+    seed = hashlib.sha256(f"{pool}/{key}".encode()).digest()
+    return np.random.default_rng(list(seed)).bytes(nbytes)
 
 
 def chain(pages: int, salt: str = "") -> list[str]:
@@ -87,12 +84,13 @@ class Rank:
     def make(
         cls,
         harness: Harness,
-        model: str,
+        model: str | ModelSpec,
         layout: str,
         *,
         own_client: bool = False,
         heads_over: int = 1,
         layers_div: int | None = None,
+        pages: int = PAGES,
         extra: dict[str, Any] | None = None,
         **changes: Any,
     ) -> Rank:
@@ -100,21 +98,22 @@ class Rank:
 
         Args:
             harness: makes the backend.
-            model: the name of a preset, or :data:`MLA_MAMBA`.
+            model: the name of a preset or of a model of the suite's own, or a model.
             layout: memory layout of its pools.
             own_client: whether the backend shares no client with others.
             heads_over: ranks that the model's attention heads are split over.
             layers_div: by what layer counts are divided; None is the suite's choice.
+            pages: host pages of every pool.
             extra: settings for the extra config.
             changes: the served name (``deployment``), and fields of the storage
                 configuration that differ from a rank alone.
         """
-        assembled = small_model(harness, model, layout, heads_over, layers_div)
+        assembled = small_model(harness, model, layout, heads_over, layers_div, pages)
         config = storage_config(
             is_mla_model=assembled.is_mla_model,
             identity=harness.capabilities.identity,
             extra=extra,
-            **changes,
+            **{"is_page_first_layout": layout == "page_first", **changes},
         )
         make = harness.make_own if own_client else harness.make
         zero_copy = harness.capabilities.zero_copy
@@ -125,6 +124,11 @@ class Rank:
         """Every physical pool by name, KV first where it has bytes."""
         entries = self.model.group.entries
         return {str(e.name): e.host_pool for e in entries if not is_logical(e.host_pool)}
+
+    @property
+    def sidecars(self) -> list[str]:
+        """The physical pools beside the KV."""
+        return [name for name in self.pools if name != KV]
 
     @property
     def windows(self) -> dict[str, int]:
@@ -146,7 +150,7 @@ class Rank:
 
     def slots(self, name: str, pages: Sequence[int]) -> npt.NDArray[np.int64]:
         """The token slots of some host pages, in order."""
-        width: int = self.model.group.get_pool(name).page_size
+        width = page_slots_of(self.model.group.get_pool(name))
         starts = np.asarray(pages, dtype=np.int64).reshape(-1, 1) * width
         return (starts + np.arange(width)).reshape(-1)
 
@@ -166,7 +170,7 @@ class Rank:
 
     def set_everywhere(self, keys: list[str], pages: Sequence[int]) -> None:
         """Store the same pages of every pool, sidecars first; all must succeed."""
-        for name in [*(name for name in self.pools if name != KV), KV]:
+        for name in [*self.sidecars, KV]:
             assert self.set(name, keys, pages) == [True] * len(keys), f"set of pool {name}"
 
     def set_anchor(self, keys: list[str]) -> None:
@@ -174,9 +178,12 @@ class Rank:
 
         Where the KV has bytes it is a pool like others, and nothing is done.
         """
-        if KV not in self.pools:
-            pages = [page % PAGES for page in range(len(keys))]
-            assert self.set(KV, keys, pages) == [True] * len(keys), "set of the logical anchor"
+        if KV in self.pools:
+            return
+        for start in range(0, len(keys), PAGES):
+            part = keys[start : start + PAGES]
+            answers = self.set(KV, part, range(len(part)))
+            assert answers == [True] * len(part), "set of the logical anchor"
 
     def questions(self) -> list[PoolTransfer]:
         """Every sidecar as a hit query asks about it."""
@@ -228,6 +235,26 @@ class Rank:
             view[:] = np.frombuffer(value[offset : offset + view.nbytes], np.uint8)
             offset += view.nbytes
 
+    def write(self, keys: Sequence[str], pages: Sequence[int]) -> None:
+        """Let host page ``pages[i]`` of every pool hold the :func:`content` of ``keys[i]``."""
+        for name in self.pools:
+            for key, page in zip(keys, pages, strict=True):
+                self.put_page(name, page, content(name, key, self.page_bytes(name)))
+
+    def blank(self, pages: Sequence[int]) -> None:
+        """Zero some host pages of every pool."""
+        for name in self.pools:
+            for page in pages:
+                for view in self.views(name, page):
+                    view[:] = 0
+
+    def is_whole(self, name: str, key: str, page: int) -> bool:
+        """Whether a host page holds what :func:`content` says of ``key``."""
+        return self.page(name, page) == content(name, key, self.page_bytes(name))
+
+    def page_bytes(self, name: str) -> int:
+        return sum(view.nbytes for view in self.views(name, 0))
+
     def _memory(self) -> list[npt.NDArray[np.uint8]]:
         """The allocations behind the pools, with the guard areas around their buffers."""
         buffers = [buffer for name, pool in self.pools.items() for buffer in buffers_of(name, pool)]
@@ -235,6 +262,11 @@ class Rank:
             np.frombuffer((ctypes.c_uint8 * region.nbytes).from_address(region.address), np.uint8)
             for region in merged(map(storage_region, buffers))
         ]
+
+
+def same(one: Sequence[npt.NDArray[np.uint8]], other: Sequence[npt.NDArray[np.uint8]]) -> bool:
+    """Whether two images of host memory are equal."""
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
 
 
 def register(backend: HiCacheStorage | EngineCalls, model: AssembledModel) -> None:
@@ -257,17 +289,19 @@ def guarded(allocate: Allocate, nbytes: int) -> npt.NDArray[np.uint8]:
 
 def small_model(
     harness: Harness,
-    model: str,
+    model: str | ModelSpec,
     layout: str,
     heads_over: int = 1,
     layers_div: int | None = None,
+    pages: int = PAGES,
 ) -> AssembledModel:
-    """A model with its structure whole and its layers cut down, on the harness's memory."""
+    """A model with its structure whole and its sizes cut down, on the harness's memory."""
+    spec = with_small_states(spec_of(model))
     return build(
-        spec_of(model),
-        pages=PAGES,
+        spec,
+        pages=pages,
         layout=layout,
-        layers_div=layers_div or LAYERS_DIV.get(model, 12),
+        layers_div=layers_div or LAYERS_DIV.get(spec.name, 12),
         tp_size=heads_over,
         allocate=partial(guarded, harness.allocate),
     )

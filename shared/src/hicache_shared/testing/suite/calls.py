@@ -1,11 +1,7 @@
-"""The part of the suite about the forms of a call: flat, long, repeated, at once, counted."""
+"""The part of the suite about the forms of a call: flat, long, repeated, counted."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,7 +11,7 @@ from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import FLAT_KV, KV, PAGES, Rank, chain
 from hicache_shared.testing.suite.fixtures import (
     FLAT_PAIRS,
-    ONE_LAYOUT_PAIRS,
+    SIDECAR_PAIRS,
     TWO_PAIRS,
     NewRank,
     SuiteFixtures,
@@ -24,7 +20,6 @@ from hicache_shared.testing.suite.fixtures import (
 ONE_LAYER = 1000
 """Divides any number of layers down to one."""
 
-THREADS = 4
 EMPTY: dict[str, list[float]] = {
     "prefetch_pgs": [],
     "backup_pgs": [],
@@ -110,11 +105,12 @@ class CallSuite(SuiteFixtures):
 
     # -- many pages, and a pool more than once ------------------------------------------------
 
+    @pytest.mark.parametrize("pair", SIDECAR_PAIRS, ids="-".join, indirect=True)
     def test_a_pool_twice_in_one_call_has_its_answers_in_order(
         self, harness: Harness, rank: Rank, keys: list[str]
     ) -> None:
         rank.fill(76)
-        names = list(rank.pools)
+        names = rank.sidecars
         stored = {name: [rank.page(name, page) for page in range(8)] for name in names}
         puts = [rank.transfer(name, keys[:3], range(3)) for name in names]
         puts += [rank.transfer(name, keys[3:], range(3, 8)) for name in names]
@@ -152,51 +148,6 @@ class CallSuite(SuiteFixtures):
                 assert rank.get(name, part, targets) == [True] * len(part)
                 found += [rank.page(name, page) for page in targets]
             assert found == pages
-
-    # -- several threads ------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("pair", ONE_LAYOUT_PAIRS, ids="-".join, indirect=True)
-    def test_gets_and_sets_of_several_threads_keep_their_bytes(
-        self, harness: Harness, new_rank: NewRank, keys: list[str]
-    ) -> None:
-        rank = new_rank(layers_div=ONE_LAYER)
-        rank.fill(78)
-
-        def work(thread: int) -> None:
-            first = thread * (PAGES // THREADS)
-            for turn in range(5):
-                hashes = chain(2, f"{keys[0]}/{thread}/{turn}")
-                sources = [first + turn % 2, first + 2]
-                targets = [first + 1 - turn % 2, first + 3]
-                for name in rank.pools:
-                    wanted = [rank.page(name, page) for page in sources]
-                    assert rank.set(name, hashes, sources) == [True, True]
-                    harness.settle()
-                    assert rank.get(name, hashes, targets) == [True, True]
-                    assert [rank.page(name, page) for page in targets] == wanted
-                    rank.put_page(name, sources[1], wanted[0])
-                    rank.put_page(name, targets[0], wanted[1])
-
-        in_threads(work)
-
-    @pytest.mark.parametrize("pair", [("mla", "page_first")], ids="-".join, indirect=True)
-    def test_flat_gets_and_sets_of_several_threads_keep_their_bytes(
-        self, harness: Harness, new_rank: NewRank, keys: list[str]
-    ) -> None:
-        rank = new_rank(extra=FLAT_KV, layers_div=ONE_LAYER)
-        rank.fill(79)
-        pages = [flat_page(rank, page) for page in range(PAGES)]
-
-        def work(thread: int) -> None:
-            for turn in range(20):
-                hashes = chain(4, f"{keys[0]}/{thread}/{turn}")
-                own = [pages[(4 * thread + turn + i) % PAGES] for i in range(4)]
-                assert rank.backend.batch_set(hashes, own) is True
-                harness.settle()
-                found = rank.backend.batch_get(hashes, [np.zeros_like(page) for page in own])
-                assert [bytes_of(page) for page in found] == [bytes_of(page) for page in own]
-
-        in_threads(work)
 
     # -- metrics -----------------------------------------------------------------------------------
 
@@ -241,19 +192,3 @@ def bytes_of(page: Any) -> bytes:
 def lists_of(metrics: Any) -> dict[str, list[float]]:
     """The four lists of SGLang's ``StorageMetrics``."""
     return {name: list(getattr(metrics, name)) for name in EMPTY}
-
-
-def in_threads(work: Callable[[int], None]) -> None:
-    """Run ``work(0)``, ``work(1)``, ... at once, with as many switches as can be had."""
-    with _many_switches(), ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(work, range(THREADS)))
-
-
-@contextmanager
-def _many_switches() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)

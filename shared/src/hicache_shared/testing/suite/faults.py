@@ -6,14 +6,25 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from hicache_shared.hostpool import AssembledModel, page_views
 from hicache_shared.layout import is_logical
 from hicache_shared.testing.harness import Harness, storage_config
-from hicache_shared.testing.rank import Rank, chain, small_model
+from hicache_shared.testing.rank import FLAT_KV, Rank, chain, small_model
+from hicache_shared.testing.suite.calls import flat_page
 from hicache_shared.testing.suite.fixtures import TWO_PAIRS, NewRank, SuiteFixtures, needs
+from hicache_shared.testing.suite.forms import (
+    Call,
+    Form,
+    assert_loaded,
+    assert_memory,
+    flat_forms,
+    forms,
+    in_time,
+)
 
 WAIT_S = 30.0
 """For events that come at once unless the code is broken."""
@@ -35,6 +46,85 @@ class FaultSuite(SuiteFixtures):
                 assert rank.get(name, keys, range(8)) == [False] * 8
                 assert rank.set(name, chain(8, name), range(8)) == [False] * 8
         assert rank.hit(keys) == 8, "the backend works again when the store does"
+
+    @pytest.mark.parametrize("pair", TWO_PAIRS, ids="-".join, indirect=True)
+    def test_case_09_every_form_of_call_answers_while_the_client_raises_and_works_afterwards(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        needs(harness, "faults")
+        rank.fill(35)
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        for form in forms(rank, keys, range(8), range(8, 16)):
+            _answers_in_a_fault(harness, rank, form)
+
+    @pytest.mark.parametrize("pair", [("mla", "page_first")], ids="-".join, indirect=True)
+    def test_case_09_every_form_of_flat_call_answers_while_the_client_raises_and_works_afterwards(
+        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    ) -> None:
+        needs(harness, "faults")
+        rank = new_rank(extra=FLAT_KV)
+        rank.fill(36)
+        pages = [flat_page(rank, page) for page in range(8)]
+        assert rank.backend.batch_set(keys, pages) is True
+        harness.settle()
+        for form in flat_forms(rank, keys, pages):
+            _answers_in_a_fault(harness, rank, form)
+
+    @pytest.mark.parametrize("pair", TWO_PAIRS, ids="-".join, indirect=True)
+    def test_case_09_calls_of_several_threads_answer_while_the_client_raises(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        needs(harness, "faults")
+        rank.fill(37)
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        every = forms(rank, keys, range(8), range(8, 16)) * 3
+        memory = rank.image()
+        with harness.fault():
+            calls = [Call(form.call) for form in every]
+            assert [call.answer() for call in calls] == [form.miss for form in every]
+        assert_memory(rank, memory)
+        calls = [Call(form.call) for form in every]
+        assert [call.answer() for call in calls] == [form.whole for form in every]
+
+    @pytest.mark.parametrize("pair", TWO_PAIRS, ids="-".join, indirect=True)
+    @pytest.mark.parametrize("operation", ["set", "get", "hit"])
+    def test_while_a_call_is_held_in_the_store_others_answer(
+        self, harness: Harness, new_rank: NewRank, keys: list[str], operation: str
+    ) -> None:
+        needs(harness, "hold")
+        rank = new_rank(extra={"deadline_s": 10})
+        rank.fill(38)
+        rank.set_everywhere(keys, range(8))
+        harness.settle()
+        name = next(iter(rank.pools))
+        hashes = chain(4, keys[0])
+        calls: dict[str, tuple[Callable[[], object], object]] = {
+            "set": (lambda: rank.set(name, hashes, range(4)), [True] * 4),
+            "get": (lambda: rank.get(name, keys[:4], range(8, 12)), [True] * 4),
+            "hit": (lambda: rank.hit(keys), 8),
+        }
+        call, whole = calls[operation]
+        wanted = {other: [rank.page(other, page) for page in range(8)] for other in rank.pools}
+        with harness.hold() as waiting:
+            held = Call(call)
+            assert waiting.wait(WAIT_S)
+            memory = rank.image()
+            assert in_time(lambda: rank.hit(keys)) == 8
+            for other, pages in wanted.items():
+                assert_loaded(rank, other, keys[4:], pages[4:], range(12, 16))
+                put = partial(rank.set, other, chain(4, f"{keys[0]}/{other}"), range(4))
+                assert in_time(put) == [True] * 4
+            assert_memory(rank, memory)
+            assert held.is_alive()
+        assert held.answer() == whole
+        if operation == "get":
+            assert [rank.page(name, page) for page in range(8, 12)] == wanted[name][:4]
+        for other, pages in wanted.items():
+            assert_loaded(rank, other, keys, pages, range(8, 16))
+        if operation == "set":
+            assert_loaded(rank, name, hashes, wanted[name][:4], range(8, 12))
 
     def test_case_11_clear_empties_this_namespace_at_once_and_nothing_else(
         self, harness: Harness, new_rank: NewRank, keys: list[str]
@@ -184,6 +274,16 @@ class FaultSuite(SuiteFixtures):
                     closing.result(0.1)
             assert running.result() == whole
             closing.result()
+
+
+def _answers_in_a_fault(harness: Harness, rank: Rank, form: Form) -> None:
+    """A form of call is a miss while the client raises, and whole before and after."""
+    memory = rank.image()
+    with harness.fault():
+        assert in_time(form.call) == form.miss, form.name
+        assert in_time(form.call) == form.miss, form.name
+    assert_memory(rank, memory)
+    assert in_time(form.call) == form.whole, f"{form.name} after a fault"
 
 
 def _until(true: Callable[[], bool]) -> None:

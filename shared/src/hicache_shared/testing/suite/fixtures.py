@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import pytest
 
@@ -28,9 +28,16 @@ FLAT_PAIRS = [
 ]
 """Models whose KV has a flat form."""
 
+SIDECAR_PAIRS = [p for p in LEGAL_PAIRS if len(preset(p[0]).pools) > 1]
+"""Models with pools beside the KV."""
+
 ONE_LAYOUT_PAIRS = [(model, "page_first") for model in PRESETS]
+ONE_LAYOUT_SIDECAR_PAIRS = [p for p in SIDECAR_PAIRS if p[1] == "page_first"]
 TWO_PAIRS = [("mla", "page_first"), ("deepseek-v4-flash", "page_first")]
 """Where what is claimed hardly depends on the pools: one alone, and many on a logical anchor."""
+
+MHA_PAIR = ("mha", "page_first")
+"""One pool, of which every rank has its own part."""
 
 NewRank = Callable[..., Rank]
 
@@ -72,13 +79,13 @@ class SuiteFixtures:
 
     @pytest.fixture
     def new_rank(self, harness: Harness, pair: tuple[str, str]) -> Iterator[NewRank]:
-        """Makes ranks of the pair; their backends are closed after the test."""
+        """Makes ranks, of the pair unless said; their backends are closed after the test."""
         if pair[0] == NO_FLAT_FORM:
             needs(harness, "zero_copy")
         ranks: list[Rank] = []
 
         def make(**changes: Any) -> Rank:
-            ranks.append(Rank.make(harness, *pair, **changes))
+            ranks.append(Rank.make(harness, **{"model": pair[0], "layout": pair[1], **changes}))
             return ranks[-1]
 
         yield make
@@ -105,6 +112,22 @@ def needs(harness: Harness, capability: str) -> None:
 def not_supported(what: str) -> NoReturn:
     """Skip a test that does not apply to a backend; reports do not count it as passed."""
     pytest.skip(f"{NOT_SUPPORTED}: {what}")
+
+
+Made = TypeVar("Made")
+
+
+def allowed(make: Callable[[], Made], what: str) -> Made:
+    """What a backend may refuse, by an error of any kind that says why.
+
+    Skips as not supported where it does.
+    """
+    try:
+        return make()
+    except Exception as error:  # noqa: BLE001 - which errors a backend has, it says itself
+        if not str(error):
+            pytest.fail(f"{what}: refused by {error!r}, which does not say why")
+        not_supported(f"{what}: refused: {error}")
 
 
 def _absent(why: str) -> NoReturn:

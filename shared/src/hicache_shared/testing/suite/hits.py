@@ -37,8 +37,9 @@ class HitSuite(SuiteFixtures):
             held = {
                 name: {page for page in range(8) if generator.random() < 0.8} for name in rank.pools
             }
+            rank.set_anchor(hashes)
             for name, pages in held.items():
-                rank.set(name, [hashes[page] for page in pages], sorted(pages))
+                rank.set(name, [hashes[page] for page in sorted(pages)], sorted(pages))
             harness.settle()
             result = rank.backend.batch_exists_v2(hashes, rank.questions())
             expected = restorable_prefixes(8, held, rank.windows)
@@ -53,6 +54,7 @@ class HitSuite(SuiteFixtures):
         """A trailing pool serves {1, 3} of three pages, the others {1, 2}: the answer is 1."""
         trailing = [name for name in rank.pools if name in rank.windows]
         rank.fill(22)
+        rank.set_anchor(keys)
         for name in rank.pools:
             pages = [0, 2] if name in trailing else [0, 1]
             assert all(rank.set(name, [keys[page] for page in pages], pages))
@@ -71,6 +73,7 @@ class HitSuite(SuiteFixtures):
         names = list(rank.pools)
         for missing in names:
             hashes = chain(4, keys[0] + missing)
+            rank.set_anchor(hashes)
             for name in names:
                 if name != missing:
                     rank.set(name, hashes, range(4))
@@ -111,6 +114,7 @@ class HitSuite(SuiteFixtures):
         self, harness: Harness, rank: Rank, keys: list[str]
     ) -> None:
         rank.fill(24)
+        rank.set_anchor(keys)
         for name in rank.pools:
             pages = range(1, 8) if name not in rank.windows else range(8)
             assert all(rank.set(name, [keys[page] for page in pages], pages))

@@ -133,3 +133,36 @@ class PageSuite(SuiteFixtures):
             stored = rank.page(name, 0)
             assert rank.get(name, [keys[0], keys[0]], [4, 5]) == [True, True]
             assert rank.page(name, 4) == rank.page(name, 5) == stored
+
+    def test_each_pool_of_one_call_has_its_own_answers(
+        self, harness: Harness, rank: Rank, keys: list[str]
+    ) -> None:
+        """Of each pool another page is absent."""
+        rank.fill(81)
+        names = list(rank.pools)
+        held = {name: [p for p in range(8) if p != i % 8] for i, name in enumerate(names)}
+        stored = {name: [rank.page(name, page) for page in held[name]] for name in names}
+        puts = [
+            rank.transfer(name, [keys[page] for page in held[name]], held[name]) for name in names
+        ]
+        assert rank.backend.batch_set_v2(puts) == {name: [True] * 7 for name in names}
+        harness.settle()
+        rank.fill(82)
+        found = rank.backend.batch_get_v2([rank.transfer(n, keys, range(8, 16)) for n in names])
+        assert found == {name: [page in held[name] for page in range(8)] for name in names}
+        for name in names:
+            assert [rank.page(name, 8 + page) for page in held[name]] == stored[name]
+
+    def test_changed_bytes_are_a_miss(self, harness: Harness, rank: Rank, keys: list[str]) -> None:
+        needs(harness, "raw")
+        needs(harness, "checksums")
+        rank.fill(83)
+        for name in rank.pools:
+            before = set(harness.raw_keys())
+            assert rank.set(name, keys[:1], [0]) == [True]
+            (key, *_) = set(harness.raw_keys()) - before
+            assert rank.set(name, keys[1:2], [1]) == [True]
+            harness.raw_corrupt(key)
+            whole = rank.page(name, 1)
+            assert rank.get(name, keys[:2], [8, 9]) == [False, True]
+            assert rank.page(name, 9) == whole

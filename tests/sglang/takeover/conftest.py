@@ -1,0 +1,83 @@
+"""SGLang started with our plugin, and what a backend under an in-tree name is given."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hicache_shared import takeover
+from hicache_shared.plugins import ServeOptions, find
+from tests.sglang import stand_ins
+
+HERE = Path(__file__).parent
+
+if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("transformers") is None:
+    collect_ignore_glob = ["test_*.py"]
+else:
+    stand_ins.install()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SGLang's, torch's and transformers' own, on import
+        import tests.sglang.takeover.pools  # noqa: F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """SGLang's warnings are not ours to mend, and its loader finds distributions alone."""
+    ours = any(entry.name == "hicache" for entry in entry_points(group="sglang.srt.plugins"))
+    skip = pytest.mark.skip(reason="hicache-shared is not installed with its entry point")
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("default"))
+            if not ours:
+                item.add_marker(skip)
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """Lets SGLang load its plugins as at its start, with a variable set; undone afterwards.
+
+    Called with the text of the two variables, it returns what the factory then loads under the
+    in-tree names, as ``module.class``.
+    """
+    from sglang.srt import plugins
+    from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
+
+    registry = dict(StorageBackendFactory._registry)
+    monkeypatch.setattr(StorageBackendFactory, "_registry", registry)
+
+    def start(override: str | None = None, allowed: str = "") -> dict[str, str]:
+        monkeypatch.setenv("SGLANG_PLUGINS", allowed)
+        monkeypatch.delenv(takeover.VARIABLE, raising=False)
+        if override is not None:
+            monkeypatch.setenv(takeover.VARIABLE, override)
+        monkeypatch.setattr(plugins, "_plugins_loaded", False)
+        plugins.load_plugins()
+        return {
+            name: f"{registry[name]['module_path']}.{registry[name]['class_name']}"
+            for name in takeover.ADAPTERS
+        }
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[dict[str, Any]]:
+    """The settings of a real Mooncake master on loopback."""
+    with find("mooncake").serve(ServeOptions(64 << 20)) as extra:
+        yield extra
+
+
+@pytest.fixture
+def own_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A standalone server, and the variables by which SGLang takes memory that it can move."""
+    from hicache_umbp.server import UmbpServer
+
+    with UmbpServer(capacity_bytes=64 << 20, page_bytes=4096) as server:
+        monkeypatch.setenv("UMBP_STANDALONE_ADDRESS", server.address)
+        monkeypatch.setenv("SGLANG_HICACHE_HOST_HUGEPAGE", "0")
+        yield server.address
