@@ -57,6 +57,18 @@ def _short_convolutions(module: ModuleType) -> None:
         setattr(module, name, operation)
 
 
+OPERATION_NAMES = ("fused_sigmoid_gating_delta_rule_update_cpu", "fused_gdn_gating_cpu")
+
+_declared: list[Any] = []
+
+
+def _operation_names(torch: Any) -> None:
+    library = torch.library.Library("sgl_kernel", "FRAGMENT")
+    for name in OPERATION_NAMES:
+        library.define(f"{name}(Tensor x) -> Tensor")
+    _declared.append(library)  # they go with it
+
+
 def _translated_reads(module: Any) -> None:
     backend = module.TorchNativeAttnBackend
     for name in ("_run_sdpa_forward_extend", "_run_sdpa_forward_decode"):
@@ -100,6 +112,12 @@ STAND_INS = (
         "SGLang has it as Triton and CUDA kernels",
         ("sglang.srt.layers.attention.mamba.causal_conv1d",),
         _short_convolutions,
+    ),
+    StandIn(
+        "the names of two operations of sgl_kernel for gated delta nets",
+        "SGLang looks them up for every model with recurrent states, and calls them for that kind",
+        ("torch",),
+        _operation_names,
     ),
     StandIn(
         "the reads of sliding-window layers in TorchNativeAttnBackend",
