@@ -29,9 +29,9 @@ pytest.importorskip("sglang.srt.mem_cache.hicache_storage")
 PAGES = (2, 9)
 TOKENS = 4
 STORE_BYTES = 64 << 20
-BOUNDS = Bounds(kl=1e-3, logprob=0.02)
+BOUNDS = Bounds()
 """On a CPU a run from the storage is the same but for rounding: with fewer tokens to compute, sums
-are added in another order. Seen: 0.0013 in a logprob, and 0 in most runs."""
+are added in another order. Seen: up to 0.024 in a logprob of bf16 logits, and 0 in most runs."""
 
 
 def backend(
