@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -25,10 +24,9 @@ from hypothesis.stateful import (
 )
 
 from hicache_shared.contract import PoolTransferResult
-from hicache_shared.hostpool import MambaGeometry, ModelSpec
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
-from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain, spec_of
+from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain
 from hicache_shared.testing.suite.calls import ONE_LAYER
 from hicache_shared.testing.suite.fixtures import SuiteFixtures
 from hicache_shared.testing.suite.forms import assert_memory
@@ -83,13 +81,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     Args:
         harness: makes the backends.
-        spec: their model.
+        model: the name of their model.
     """
 
-    def __init__(self, harness: Harness, spec: ModelSpec) -> None:
+    def __init__(self, harness: Harness, model: str) -> None:
         super().__init__()
         self._harness = harness
-        self._spec = spec
+        self._model = model
         self._salt = uuid4().hex[:8]
         self._hashes = chain(LENGTH, self._salt)
         self._ranks: dict[Who, Rank] = {}
@@ -356,7 +354,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _rank(self, who: Who) -> Rank:
         if who not in self._ranks:
-            self._ranks[who] = new_rank(self._harness, self._spec, who, self._salt)
+            self._ranks[who] = new_rank(self._harness, self._model, who, self._salt)
         return self._ranks[who]
 
     def _written_by(self, who: Who, rank: Rank) -> list[str]:
@@ -380,7 +378,7 @@ class StatefulSuite(SuiteFixtures):
         self, harness: Harness, request: pytest.FixtureRequest, model: str
     ) -> None:
         profile = PROFILES[request.config.getoption("--hicache-profile")]
-        machine = partial(StoreMachine, harness, small_spec(model))
+        machine = partial(StoreMachine, harness, model)
         run_state_machine_as_test(machine, settings=profile)  # type: ignore[arg-type]
 
 
@@ -404,24 +402,11 @@ PROFILES = {
 the minutes to look for the fewest of them."""
 
 
-def small_spec(model: str) -> ModelSpec:
-    """A model whose recurrent states are small; their structure is whole."""
-    spec = spec_of(model)
-    small = MambaGeometry(layers=1, temporal_shape=(4, 16, 16), conv_shapes=((128, 3),))
-    return replace(
-        spec,
-        pools=tuple(
-            replace(pool, geometry=small) if isinstance(pool.geometry, MambaGeometry) else pool
-            for pool in spec.pools
-        ),
-    )
-
-
-def new_rank(harness: Harness, spec: ModelSpec, who: Who, salt: str) -> Rank:
+def new_rank(harness: Harness, model: str, who: Who, salt: str) -> Rank:
     """A rank with a backend of its own, on memory of its own."""
     return Rank.make(
         harness,
-        spec,
+        model,
         "page_first",
         layers_div=ONE_LAYER,
         pages=PAGES,
