@@ -55,6 +55,9 @@ UMBP_VERSION = "1.2.4"
 ROCM_LIBRARIES = ("libamdhip64.so.7", "libhsa-runtime64.so.1")
 """Where these load, UMBP's client needs nothing else; elsewhere they get stand-ins."""
 
+GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd")
+"""One of them is there where NVIDIA's or AMD's driver found a GPU."""
+
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -135,7 +138,9 @@ def bench(session: nox.Session) -> None:
 def sglang(session: nox.Session) -> None:
     """Run the tests that need SGLang itself, on the CPU; arguments go to pytest."""
     session.install("--no-deps", *group("sglang"))
-    install(session, [*ADAPTERS], [*group("tests"), *group("sglang-needs")])
+    install(
+        session, [*ADAPTERS], [*group("tests"), *group("sglang-needs"), *group("sglang-engine")]
+    )
     session.run(
         "pytest",
         *(session.posargs or ["tests/sglang"]),
@@ -146,6 +151,26 @@ def sglang(session: nox.Session) -> None:
             **UCM_LOGS,
         },
     )
+
+
+@nox.session(python=PYTHON)
+def gpu(session: nox.Session) -> None:
+    """Run what needs a GPU, with the backend of HICACHE_E2E_BACKEND: see docs/e2e.md.
+
+    Without a GPU it is skipped, and fails with HICACHE_REQUIRE_GPU=1. Arguments go to
+    ``python -m tests.e2e``.
+    """
+    backend = os.environ.get("HICACHE_E2E_BACKEND", "mooncake")
+    if not any(Path(device).exists() for device in GPU_DEVICES):
+        missing = f"this machine has none of {', '.join(GPU_DEVICES)}"
+        if os.environ.get("HICACHE_REQUIRE_GPU") == "1":
+            session.error(f"{missing}, and HICACHE_REQUIRE_GPU=1 is set")
+        session.skip(f"{missing}; set HICACHE_REQUIRE_GPU=1 to fail instead")
+    session.install("--quiet", *group("sglang"))  # with its dependencies, for a GPU
+    install(session, [backend], group("tests"))
+    env = {"HICACHE_E2E_BACKEND": backend, "HICACHE_REQUIRE_BACKEND": "1", "PYTHONPATH": None}
+    session.run("pytest", "tests/gpu", "-k", backend, env={**env, **UCM_LOGS})
+    session.run("python", "-m", "tests.e2e.nightly", *session.posargs, env={**env, **UCM_LOGS})
 
 
 @nox.session(python=PYTHON)
