@@ -61,6 +61,9 @@ ROCM_LIBRARIES = ("libamdhip64.so.7", "libhsa-runtime64.so.1")
 REPORTS = ROOT / ".nox" / "reports"
 """What the runs of the conformance suite found; ``matrix`` makes docs/matrix.md of it."""
 
+GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd")
+"""One of them is there where NVIDIA's or AMD's driver found a GPU."""
+
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")
 
 
@@ -146,8 +149,8 @@ def sglang(session: nox.Session) -> None:
     Without arguments, also the conformance suite on the backends of others.
     """
     session.install("--no-deps", *group("sglang"))
-    needs = [*group("tests"), *group("peers"), *group("sglang-needs")]
-    install(session, [*ADAPTERS], needs)
+    groups = ("tests", "peers", "sglang-needs", "sglang-engine")
+    install(session, [*ADAPTERS], [need for name in groups for need in group(name)])
     env = {
         "CUDA_VISIBLE_DEVICES": "",  # so that a machine with a GPU runs the same
         "HICACHE_REQUIRE_BACKEND": "1",
@@ -186,6 +189,26 @@ def matrix(session: nox.Session) -> None:
     check = [] if session.posargs == ["--write"] else ["--check"]
     reports = sorted(map(str, REPORTS.glob("*.json")))
     session.run("python", "-m", "tools.matrix", *check, *reports)
+
+
+@nox.session(python=PYTHON)
+def gpu(session: nox.Session) -> None:
+    """Run what needs a GPU, with the backend of HICACHE_E2E_BACKEND: see docs/e2e.md.
+
+    Without a GPU it is skipped, and fails with HICACHE_REQUIRE_GPU=1. Arguments go to
+    ``python -m tests.e2e``.
+    """
+    backend = os.environ.get("HICACHE_E2E_BACKEND", "mooncake")
+    if not any(Path(device).exists() for device in GPU_DEVICES):
+        missing = f"this machine has none of {', '.join(GPU_DEVICES)}"
+        if os.environ.get("HICACHE_REQUIRE_GPU") == "1":
+            session.error(f"{missing}, and HICACHE_REQUIRE_GPU=1 is set")
+        session.skip(f"{missing}; set HICACHE_REQUIRE_GPU=1 to fail instead")
+    session.install("--quiet", *group("sglang"))  # with its dependencies, for a GPU
+    install(session, [backend], group("tests"))
+    env = {"HICACHE_E2E_BACKEND": backend, "HICACHE_REQUIRE_BACKEND": "1", "PYTHONPATH": None}
+    session.run("pytest", "tests/gpu", "-k", backend, env={**env, **UCM_LOGS})
+    session.run("python", "-m", "tests.e2e.nightly", *session.posargs, env={**env, **UCM_LOGS})
 
 
 @nox.session(python=PYTHON)

@@ -294,7 +294,7 @@ class ServerHarness(Harness):
     """A standalone server to stop and freeze."""
 
     name = "umbp standalone"
-    capabilities = Capabilities(server=True, zero_copy=True, identity=IDENTITY_FIELDS)
+    capabilities = Capabilities(zero_copy=True, identity=IDENTITY_FIELDS)
 
     def __init__(self) -> None:
         self._server = UmbpServer(capacity_bytes=64 << 20, page_bytes=PAGE_BYTES)

@@ -43,7 +43,7 @@ def test_it_is_a_subclass_of_the_class_that_sglang_requires() -> None:
 @pytest.mark.parametrize("name", [None, ""])
 def test_a_model_without_a_name_is_an_error_that_names_the_setting(name: str | None) -> None:
     with pytest.raises(ConfigError, match="model_id"):
-        MemoryBackend(config({"model_id": None}, model_name=name), {})
+        MemoryBackend(config({"model_id": None}, deployment=name), {})
 
 
 def test_the_warning_at_start_names_what_is_missing_and_what_could_collide(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig, PoolHitPolicy, rank_config
+from hicache_shared.controller import ReferenceController
 from hicache_shared.hostpool import build, preset
 from hicache_shared.memory_backend import MemoryBackend
 from hicache_shared.testing.rank import chain
@@ -36,6 +37,15 @@ def old_config(shelf: str) -> Any:
         "old", is_mla_model=True, extra_config={"shelf": shelf, "model_id": "old"}
     )
     return SimpleNamespace(**{k: v for k, v in vars(config).items() if k not in NEW_FIELDS})
+
+
+def test_the_reference_controller_runs_with_the_configuration_of_older_releases() -> None:
+    model = build(preset("mha"), layout="page_first", pages=2)
+    for rank in (0, 1):
+        config = old_config("old controller")
+        config.tp_rank = rank
+        with ReferenceController(model.group, config) as controller:
+            assert controller._writes_kv is (rank == 0)
 
 
 @pytest.mark.parametrize("hook", [True, False], ids=["with hook", "without hook"])

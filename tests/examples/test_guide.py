@@ -49,7 +49,8 @@ def test_the_example_of_the_guide_is_green(folder: Path) -> None:
     assert done.returncode == 0, done.stdout
     report = json.loads((folder / "report.json").read_text())
     verdicts = {one["verdict"] for one in report["backends"]["folder"]["behaviours"].values()}
-    assert verdicts == {"passed", "not supported"}
+    # "not run" are the faults of servers, which are asked for by --hicache-faults.
+    assert verdicts == {"passed", "not supported", "not run"}
 
 
 def test_the_example_with_a_line_broken_is_red_and_says_what_is_right(folder: Path) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hicache_shared import contract
+from hicache_shared import contract, takeover
 from hicache_shared.backend import HiCacheBackend
 from hicache_shared.config import SGLANG_KEYS
 from tools.sglang_drift import expected, release, shapes, table, wheel
@@ -269,6 +270,17 @@ def test_our_backend_takes_every_call_that_sglang_makes(form: str) -> None:
     named: dict[str, Any] = {word.removesuffix("=_"): None for word in words if "=" in word}
     signature = inspect.signature(getattr(HiCacheBackend, method))
     signature.bind(None, *[None for word in words if "=" not in word], **named)
+
+
+def test_our_plugin_is_in_the_group_that_sglang_loads() -> None:
+    project = tomllib.loads((release.ROOT / "shared" / "pyproject.toml").read_text())["project"]
+    group = expected.REST[expected.PLUGINS]["GENERAL_PLUGINS_GROUP"].removeprefix("= ").strip("'")
+    assert project["entry-points"][group] == {"hicache": "hicache_shared.takeover:register"}
+    assert callable(takeover.register)
+
+
+def test_the_names_that_are_taken_over_are_those_that_are_watched() -> None:
+    assert set(expected.TAKEN_OVER) == set(takeover.ADAPTERS)
 
 
 def test_the_session_of_sglang_tests_the_newest_supported_release() -> None:

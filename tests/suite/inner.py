@@ -16,7 +16,7 @@ import pytest
 
 from hicache_shared.testing import BackendSuite
 from hicache_shared.testing.reference import MemoryHarness
-from tests.suite.mutants import MUTANTS
+from tests.suite.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = "TestReference"
@@ -41,20 +41,21 @@ class Phase:
     message: str
 
 
-def mutant_class(number: int) -> str:
-    return f"TestMutant{number}"
+def class_of(mutant: Mutant) -> str:
+    """The name of its test class. What tests draw at random follows from names."""
+    return "Test" + mutant.name.title().replace(" ", "")
 
 
 def classes() -> dict[str, type[BackendSuite]]:
     """The suite on each mutant, and on the reference."""
-    harnesses = {mutant_class(number): m.harness_type for number, m in enumerate(MUTANTS)}
+    harnesses = {class_of(mutant): mutant.harness_type for mutant in MUTANTS}
     return {
         name: type(name, (BackendSuite,), {"harness_type": harness_type})
         for name, harness_type in {REFERENCE: MemoryHarness, **harnesses}.items()
     }
 
 
-WANTED = {f"{mutant_class(number)}::{mutant.killed_by}" for number, mutant in enumerate(MUTANTS)}
+WANTED = {f"{class_of(mutant)}::{mutant.killed_by}" for mutant in MUTANTS}
 WANTED |= {f"{REFERENCE}::{mutant.killed_by}" for mutant in MUTANTS}
 WANTED_TESTS = {tuple(run.partition("[")[0].split("::")) for run in WANTED}
 

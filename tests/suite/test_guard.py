@@ -170,3 +170,10 @@ def test_capabilities_are_frozen_and_off_unless_said() -> None:
     assert not any(getattr(capabilities, name) for name in Capabilities.__slots__)
     with pytest.raises(AttributeError):
         capabilities.raw = True  # type: ignore[misc]
+
+
+def test_no_part_of_the_suite_hides_a_test_of_another() -> None:
+    names = [
+        name for part in BackendSuite.__mro__ for name in vars(part) if name.startswith("test_")
+    ]
+    assert sorted(set(names)) == sorted(names)

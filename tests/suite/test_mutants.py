@@ -11,7 +11,7 @@ from collections import defaultdict
 import pytest
 
 from hicache_shared.testing import BackendSuite
-from tests.suite.inner import REFERENCE, Phase, mutant_class, run
+from tests.suite.inner import REFERENCE, Phase, class_of, run
 from tests.suite.mutants import MUTANTS, Mutant
 from tests.suite.table import DOCUMENT, with_table
 
@@ -29,13 +29,9 @@ def phases(tmp_path_factory: pytest.TempPathFactory) -> Phases:
     return found
 
 
-@pytest.mark.parametrize(
-    ("number", "mutant"), list(enumerate(MUTANTS)), ids=[mutant.name for mutant in MUTANTS]
-)
-def test_a_mutant_is_killed_by_the_test_for_its_fault(
-    phases: Phases, number: int, mutant: Mutant
-) -> None:
-    found = phases[f"{mutant_class(number)}::{mutant.killed_by}"]
+@pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
+def test_a_mutant_is_killed_by_the_test_for_its_fault(phases: Phases, mutant: Mutant) -> None:
+    found = phases[f"{class_of(mutant)}::{mutant.killed_by}"]
     assert [phase.when for phase in found] == ["setup", "call", "teardown"], "no such test"
     setup, call, teardown = found
     assert (setup.outcome, setup.message) == ("passed", "")

@@ -53,7 +53,10 @@ def _options() -> argparse.Namespace:
         help=f"an SGLang release, or 'newest'; may be repeated (default: {', '.join(SUPPORTED)})",
     )
     parser.add_argument(
-        "--wheels", type=Path, default=ROOT / ".nox" / "sglang", help="folder that keeps the wheels"
+        "--wheels",
+        type=Path,
+        default=ROOT / ".nox" / "sglang-wheels",
+        help="folder that keeps the wheels",
     )
     parser.add_argument(
         "--write", action="store_true", help=f"write the table into {table.DOCUMENT.name}"

@@ -68,6 +68,14 @@ def dcp_place(config: HiCacheStorageConfig) -> tuple[int, int]:
     return getattr(config, "dcp_rank", 0), getattr(config, "dcp_size", 1)
 
 
+def writes_replicated_pools(config: HiCacheStorageConfig) -> bool:
+    """Whether this rank writes the pools that every rank holds alike.
+
+    SGLang says so since 0.5.23 (``is_storage_writer``); before, its controller let rank 0.
+    """
+    return not config.is_mla_model or config.tp_rank == dcp_place(config)[0]
+
+
 def rank_config(
     model_name: str | None, *, is_mla_model: bool, extra_config: dict[str, Any], **changes: Any
 ) -> HiCacheStorageConfig:
@@ -106,4 +114,5 @@ __all__ = [
     "dcp_place",
     "new_storage_metrics",
     "rank_config",
+    "writes_replicated_pools",
 ]

@@ -24,6 +24,7 @@ from hicache_shared.contract import (
     PoolName,
     PoolTransfer,
     PoolTransferResult,
+    writes_replicated_pools,
 )
 from hicache_shared.errors import HiCacheError
 from hicache_shared.sidecar import SlotGroup, resolve_derived
@@ -180,7 +181,7 @@ class ReferenceController:
         self._group = group
         self._anchor = group.anchor_entry.host_pool
         self._page_slots: int = self._anchor.page_size
-        self._writes_kv = config.is_storage_writer
+        self._writes_kv = writes_replicated_pools(config)
         self._host_memory_mode = host_memory_mode
         self._get_kv = self._get_v1 if interface_v1 else self._get_flat
         self._set_kv = self._set_v1 if interface_v1 else self._set_flat

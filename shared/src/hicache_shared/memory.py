@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from hicache_shared.errors import LayoutError
 from hicache_shared.hostmem import Region, RegionSet, all_inside, merged
@@ -22,7 +23,7 @@ FULL_PAUSES_S = (0.001, 0.004, 0.016)
 """How long a put that found no space waits before it tries again, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kept:
     """An object on a shelf: its bytes, and the CRC-32 of those that were put."""
 
@@ -33,7 +34,7 @@ class Kept:
     def of(cls, page: bytes) -> Kept:
         return cls(page, zlib.crc32(page))
 
-    @property
+    @cached_property
     def intact(self) -> bool:
         return zlib.crc32(self.page) == self.crc
 
@@ -109,7 +110,10 @@ class MemoryStore:
     def exists(self, asks: Sequence[KeyBatch], deadline_s: float) -> list[list[bool]]:
         self._shelf.on_call()
         objects = self._objects()
-        return [[ask.pool.prefix + key in objects for key in ask.hashes] for ask in asks]
+        return [
+            [_is_whole(ask.pool, objects.get(ask.pool.prefix + key)) for key in ask.hashes]
+            for ask in asks
+        ]
 
     def put(self, batches: Sequence[PageBatch], deadline_s: float) -> list[list[int]]:
         self._shelf.on_call()
@@ -195,3 +199,8 @@ class MemoryStore:
             ctypes.memmove(address, kept.page[offset : offset + nbytes], nbytes)
             offset += nbytes
         return Code.OK
+
+
+def _is_whole(pool: StoredPool, kept: Kept | None) -> bool:
+    """Whether a get would give the page: a hit that cannot be restored is none."""
+    return kept is not None and len(kept.page) == pool.layout.page_bytes and kept.intact

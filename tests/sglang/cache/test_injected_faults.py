@@ -15,8 +15,10 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorageFailureInjector
 
 from tests.sglang.cache.serving import Launch, Rank, prompt, running
 
-PROMPTS, PAGES, ROUNDS = 4, 3, 4
+PROMPTS, PAGES = 4, 3
 FAILS, DELAY_S = 0.15, 0.01
+ROUNDS, MOST_ROUNDS = 3, 50
+"""Few, and as many as it takes until something came back and something did not."""
 
 
 @pytest.fixture
@@ -48,7 +50,9 @@ def test_what_comes_back_under_faults_is_right(backend: dict[str, Any], kind: st
     whole = short = 0
     with running(kind, Launch(backend)) as rank:
         assert isinstance(rank.backend, HiCacheStorageFailureInjector)
-        for turn in range(ROUNDS):
+        for turn in range(MOST_ROUNDS):
+            if turn >= ROUNDS and whole and short:
+                break
             rank.device.fill(seed=turn)
             asked = prompts(rank, start=1_000_000 * (turn + 1))
             expected = [written(rank, tokens) for tokens in asked]
@@ -68,7 +72,6 @@ def test_what_comes_back_under_faults_is_right(backend: dict[str, Any], kind: st
                 whole += found.tokens == len(tokens)
                 short += found.tokens < len(tokens)
             rank.flush()
-    # Of sixteen prompts each needs three calls or more, of which a seventh fails.
     assert whole
     assert short
 

@@ -19,7 +19,6 @@ MLA = "mla-page_first"
 FAULT = "test_case_09_a_fault_of_the_store_is_an_answer"
 CLEAR = "test_case_11_clear_empties_this_namespace_at_once_and_nothing_else"
 FULL = "test_case_12_a_full_store_takes_what_fits_and_says_what_it_took"
-STATEFUL = "test_no_order_of_calls_and_losses_gives_other_bytes_or_a_false_hit"
 CLOSE = "test_case_15_no_interleaving_of_close_and_calls_crashes"
 
 
@@ -157,7 +156,7 @@ class GetTrustsTheLookup(MemoryStore):
 
 @broken(
     "A client keeps the pages that it read, also when they were cleared or lost.",
-    killed_by=f"{STATEFUL}[mla]",
+    killed_by=f"{CLEAR}[{MLA}]",
 )
 class PagesKeptByTheClient(MemoryStore):
     def __init__(self, shelf: Shelf) -> None:
@@ -170,6 +169,25 @@ class PagesKeptByTheClient(MemoryStore):
         if code is Code.OK:
             self.read[key] = self._objects()[key]
         return code
+
+
+@broken(
+    "A put of a page that was cleared brings back the bytes that it had before.",
+    killed_by=f"test_case_11_what_is_stored_after_a_clear_has_its_new_bytes[{MLA}]",
+)
+class ClearedBytesComeBack(MemoryStore):
+    def __init__(self, shelf: Shelf) -> None:
+        super().__init__(shelf)
+        self.cleared: dict[str, Kept] = {}
+
+    def _put(self, pool: StoredPool, key: str, spans: Spans) -> Code:
+        if key in self.cleared:
+            self._objects().setdefault(key, self.cleared[key])
+        return super()._put(pool, key, spans)
+
+    def clear(self, namespace: str) -> None:
+        self.cleared.update(self._objects())
+        super().clear(namespace)
 
 
 @broken(

@@ -35,7 +35,7 @@ PAGES = 16
 LAYERS_DIV = {"mamba": 18, "mla-mamba": 18}
 """Models whose layers are large are cut down more."""
 
-FLAT_KV = {"module_path": "hicache_shared.testing"}
+FLAT_KV = {"module_path": "hicache_shared.testing", "interface_v1": 0}
 """Extra config of a backend that SGLang loads by its path, without ``"interface_v1": 1``."""
 
 
@@ -43,6 +43,11 @@ def content(pool: str, key: str, nbytes: int) -> bytes:
     """The bytes of a page that are told by its pool and key alone, in any process."""
     seed = hashlib.sha256(f"{pool}/{key}".encode()).digest()
     return np.random.default_rng(list(seed)).bytes(nbytes)
+
+
+def digest(page: bytes) -> str:
+    """SHA-256 in hex."""
+    return hashlib.sha256(page).hexdigest()
 
 
 def chain(pages: int, salt: str = "") -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hicache_shared.testing.rank import KV, Rank, chain
+from hicache_shared.testing.rank import KV, Rank, chain, same
 
 BOUND_S = 15.0
 """Longest that a call may last: the 5 s that it has by default (``deadline_s``), and the 10 s
@@ -50,8 +50,7 @@ def forms(
         targets: host pages that gets fill, one a key.
     """
     n, numbers, backend = len(keys), itertools.count(), rank.backend
-    has_kv = KV in rank.pools
-    sidecars = [name for name in rank.pools if name != KV]
+    sidecars = rank.sidecars
 
     def fresh() -> list[str]:
         return chain(n, f"{keys[0]}/fresh/{next(numbers)}")
@@ -65,7 +64,7 @@ def forms(
 
     every, none = [True] * n, [False] * n
     made = [Form("batch_exists_v2", lambda: rank.hit(keys), n, 0)]
-    if has_kv:
+    if KV in rank.pools:
         made += [
             Form("exists", lambda: backend.exists(keys[0]), True, False),
             Form("batch_exists", lambda: backend.batch_exists(keys), n, 0),
@@ -156,8 +155,7 @@ def in_time(call: Callable[[], Answer]) -> Answer:
 
 def assert_memory(rank: Rank, memory: list[npt.NDArray[np.uint8]]) -> None:
     """Every byte of the pools and of the guard areas is as it was in an earlier image."""
-    pairs = zip(memory, rank.image(), strict=True)
-    is_same = all(np.array_equal(then, now) for then, now in pairs)
+    is_same = same(memory, rank.image())
     assert is_same, "a call wrote to host memory that it should have left alone"
 
 

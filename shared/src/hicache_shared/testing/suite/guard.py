@@ -65,7 +65,7 @@ METHODS = {
     "hold": ("hold",),
     "relief": ("make_limited", "relieve"),
     "processes": ("elsewhere",),
-    "server": ("stop_server", "start_server", "freeze_server", "thaw_server"),
+    "server": ("own_server",),
 }
 """What a harness must define itself for each capability."""
 

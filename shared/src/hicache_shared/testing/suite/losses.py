@@ -52,10 +52,9 @@ class LossSuite(SuiteFixtures):
         for name in rank.pools:
             expected = [None if page in lost else rank.page(name, page) for page in range(8)]
             assert_loaded(rank, name, keys, expected, range(8, 16))
-        sidecars = [name for name in rank.pools if name != KV]
-        gets = [rank.transfer(name, keys, range(8, 16)) for name in sidecars]
+        gets = [rank.transfer(name, keys, range(8, 16)) for name in rank.sidecars]
         answers = in_time(lambda: rank.backend.batch_get_v2(gets))
-        assert answers == {name: [page not in lost for page in range(8)] for name in sidecars}
+        assert answers == {name: [page not in lost for page in range(8)] for name in rank.sidecars}
         assert in_time(lambda: rank.hit(keys)) <= min(lost)
         rank.set_everywhere([keys[page] for page in lost], lost)
         harness.settle()

@@ -12,6 +12,8 @@ from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.rank import KV, Rank, chain
 from hicache_shared.testing.suite.fixtures import (
     SIDECAR_PAIRS,
+    TWO_PAIRS,
+    NewRank,
     SuiteFixtures,
     needs,
 )
@@ -175,3 +177,20 @@ class PageSuite(SuiteFixtures):
             whole = rank.page(name, 1)
             assert rank.get(name, keys[:2], [8, 9]) == [False, True]
             assert rank.page(name, 9) == whole
+
+    @pytest.mark.parametrize("pair", TWO_PAIRS, ids="-".join, indirect=True)
+    def test_case_11_what_is_stored_after_a_clear_has_its_new_bytes(
+        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    ) -> None:
+        """A client may remember a key that it stored or read before."""
+        ranks = [new_rank(deployment=keys[0][:8]) for _ in range(2)]
+        for seed in (88, 89):
+            ranks[0].fill(seed)
+            ranks[0].set_everywhere(keys, range(8))
+            harness.settle()
+            for rank in ranks:
+                for name in rank.pools:
+                    stored = [ranks[0].page(name, page) for page in range(8)]
+                    assert rank.get(name, keys, range(8, 16)) == [True] * 8
+                    assert [rank.page(name, page) for page in range(8, 16)] == stored
+            ranks[0].backend.clear()

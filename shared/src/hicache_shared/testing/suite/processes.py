@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from hicache_shared.testing.elsewhere import Elsewhere, digest
 from hicache_shared.testing.harness import Harness
-from hicache_shared.testing.rank import Rank, chain, content
+from hicache_shared.testing.other_process import Elsewhere
+from hicache_shared.testing.rank import Rank, chain, content, digest
 from hicache_shared.testing.suite.fixtures import (
     MHA_PAIR,
     TWO_PAIRS,

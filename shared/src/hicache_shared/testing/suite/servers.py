@@ -176,22 +176,25 @@ class Worker:
 
 def calls_in_flight(rank: Rank, keys: list[str]) -> list[Callable[[], None]]:
     """Gets, sets and questions that check what they are told; no two share a target page."""
-    turns = itertools.count()
 
-    def put() -> None:
-        hashes = chain(8, f"{keys[0]}/{next(turns) % 4}")
-        for name in rank.pools:
-            assert len(rank.set(name, hashes, range(8))) == 8
+    def putting() -> Callable[[], None]:
+        names, turns = itertools.cycle(rank.pools), itertools.count()
+
+        def put() -> None:
+            hashes = chain(8, f"{keys[0]}/{next(turns) % 16}")
+            assert len(rank.set(next(names), hashes, range(8))) == 8
+
+        return put
+
+    def getting(pages: range) -> Callable[[], None]:
+        names = itertools.cycle(rank.pools)
+        hashes, targets = [keys[page] for page in pages], [8 + page for page in pages]
+        return lambda: load_right_or_miss(rank, next(names), hashes, pages, targets)
 
     def ask() -> None:
         assert 0 <= rank.hit(keys) <= 8
 
-    def get(first: int) -> None:
-        for name in rank.pools:
-            pages = range(first, first + 4)
-            load_right_or_miss(rank, name, keys[first : first + 4], pages, [8 + p for p in pages])
-
-    return [put, ask, partial(get, 0), partial(get, 4)]
+    return [putting(), ask, getting(range(4)), getting(range(4, 8))]
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -25,10 +24,10 @@ from hypothesis.stateful import (
 )
 
 from hicache_shared.contract import PoolTransferResult
-from hicache_shared.hostpool import MambaGeometry, ModelSpec, build
-from hicache_shared.testing.harness import Harness, storage_config
+from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
-from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain, guarded, spec_of
+from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain
+from hicache_shared.testing.suite.calls import ONE_LAYER
 from hicache_shared.testing.suite.fixtures import SuiteFixtures
 from hicache_shared.testing.suite.forms import assert_memory
 
@@ -82,13 +81,13 @@ class StoreMachine(RuleBasedStateMachine):
 
     Args:
         harness: makes the backends.
-        spec: their model.
+        model: the name of their model.
     """
 
-    def __init__(self, harness: Harness, spec: ModelSpec) -> None:
+    def __init__(self, harness: Harness, model: str) -> None:
         super().__init__()
         self._harness = harness
-        self._spec = spec
+        self._model = model
         self._salt = uuid4().hex[:8]
         self._hashes = chain(LENGTH, self._salt)
         self._ranks: dict[Who, Rank] = {}
@@ -96,6 +95,8 @@ class StoreMachine(RuleBasedStateMachine):
         """They keep their memory, since a client that others share may remember it."""
         self._held: dict[Page, bytes] = {}
         """What may be served; where the store keeps what it has, also what must be."""
+        self._damaged: set[Page] = set()
+        """What is found to be corrupt when it is loaded, and may count as there before."""
         self._objects: dict[Page, list[str]] = {}
         """Names of a page's objects behind the contract, where they could be told."""
         self._clears: Counter[str] = Counter()
@@ -130,6 +131,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(who=WHO, span=SPAN, slot=SLOT)
     def load(self, who: Who, span: range, slot: int) -> None:
         """Load pages of the chain, of every pool, whether or not they are there."""
+        self._load_all(who, span, slot)
+
+    def _load_all(self, who: Who, span: range, slot: int) -> None:
         rank = self._rank(who)
         missed = self._load(who, rank, {name: list(span) for name in rank.pools}, slot)
         if self._harness.capabilities.keeps:
@@ -141,10 +145,10 @@ class StoreMachine(RuleBasedStateMachine):
         """Ask for the prefixes that can be restored, and restore all of them."""
         rank = self._rank(who)
         reported = self._ask(rank, count)
-        legal = self._legal(who, rank, count)
-        assert set(reported) <= set(legal), f"prefixes {reported} reported of {legal}"
+        self._assert_legal(who, rank, count, reported)
         if self._harness.capabilities.keeps:
-            assert reported == legal, f"prefixes {reported} reported of {legal}"
+            least = self._legal(who, rank, count, set(self._held))
+            assert set(least) <= set(reported), f"prefixes {reported} reported of {least}"
         needed = {
             name: sorted({number for end in reported for number in window(rank, name, end)})
             for name in rank.pools
@@ -157,20 +161,21 @@ class StoreMachine(RuleBasedStateMachine):
         """Ask for the leading run of KV alone."""
         rank = self._rank(who)
         hit = rank.backend.batch_exists(self._hashes[:count])
-        run = 0
-        while run < count and KV in rank.pools and self._page(who, rank, KV, run) in self._held:
-            run += 1
-        assert 0 <= hit <= run, f"{hit} pages of KV reported, {run} stored"
+        most = self._run_of_kv(who, rank, count, self._held.keys() | self._damaged)
+        assert 0 <= hit <= most, f"{hit} pages of KV reported, {most} stored"
         if self._harness.capabilities.keeps:
-            assert hit == run, f"{hit} pages of KV reported, {run} stored"
+            least = self._run_of_kv(who, rank, count, set(self._held))
+            assert hit >= least, f"{hit} pages of KV reported, {least} stored"
 
     @rule(who=WHO)
     def clear(self, who: Who) -> None:
         """Clear a deployment; pages that it stores from now on have other bytes."""
         self._rank(who).backend.clear()
         self._clears[who.deployment] += 1
-        for page in [page for page in self._held if page.deployment == who.deployment]:
-            self._is_gone(page)
+        for page in self._held.keys() | self._damaged:
+            if page.deployment == who.deployment:
+                self._is_gone(page)
+        self._load_everywhere()
 
     @precondition(lambda self: self._ranks)
     @rule(choice=st.integers(0, len(DEPLOYMENTS) * RANKS - 1), slot=SLOT)
@@ -185,7 +190,7 @@ class StoreMachine(RuleBasedStateMachine):
         rank.backend.close()
         try:
             self._load(who, rank, {name: list(range(LENGTH)) for name in rank.pools}, slot)
-            assert set(self._ask(rank, LENGTH)) <= set(self._legal(who, rank, LENGTH))
+            self._assert_legal(who, rank, LENGTH, self._ask(rank, LENGTH))
         except AssertionError:
             raise
         except Exception as error:  # noqa: BLE001 - which errors a backend has, it says itself
@@ -193,7 +198,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     # -- what befalls the store --------------------------------------------------------------
 
-    @precondition(lambda self: self._harness.capabilities.restart and self._ranks)
+    @precondition(lambda self: self._harness.capabilities.restart and len(self._ranks) > 1)
     @rule()
     def restart(self) -> None:
         """End every engine and let go of the client; what was stored stays."""
@@ -208,6 +213,7 @@ class StoreMachine(RuleBasedStateMachine):
         for page in sorted(self._objects):
             if (page.deployment, page.number) == (chosen.deployment, chosen.number):
                 self._lose(page, self._objects[page])
+        self._load_everywhere()
 
     @precondition(lambda self: self._objects)
     @rule(choice=st.integers(0, 63))
@@ -215,6 +221,7 @@ class StoreMachine(RuleBasedStateMachine):
         """Take one object of one page of one pool away."""
         page = self._known(choice)
         self._lose(page, self._objects[page][:1])
+        self._load_everywhere()
 
     @precondition(lambda self: self._harness.capabilities.checksums and self._objects)
     @rule(choice=st.integers(0, 63))
@@ -224,6 +231,13 @@ class StoreMachine(RuleBasedStateMachine):
         note(f"corrupted: {page}")
         self._harness.raw_corrupt(self._objects[page][0])
         self._is_gone(page)
+        self._damaged.add(page)
+        self._load_everywhere()
+
+    def _load_everywhere(self) -> None:
+        """Every rank there is finds what is left, and nothing else."""
+        for who in sorted(self._ranks):
+            self._load_all(who, range(LENGTH), 0)
 
     def teardown(self) -> None:
         self._close_all()
@@ -241,6 +255,7 @@ class StoreMachine(RuleBasedStateMachine):
         self._harness.settle()
         if self._harness.capabilities.keeps:
             assert all(answers), f"pool {name}: set answered {answers}"
+        self._damaged -= set(pages)
         # One that was answered False may be there all the same.
         self._held.update((page, self._bytes_of(page, rank)) for page in pages)
         if tell and (new := sorted(set(self._harness.raw_keys()) - before)):
@@ -256,7 +271,7 @@ class StoreMachine(RuleBasedStateMachine):
     ) -> dict[str, list[Page]]:
         """Load pages of some pools, by their numbers; those of each pool that were a miss."""
         self._loads += 1
-        kept = {name: bytes([self._loads % 256]) * page_bytes(rank, name) for name in wanted}
+        kept = {name: bytes([self._loads % 256]) * rank.page_bytes(name) for name in wanted}
         slots = {name: slots_from(slot, numbers) for name, numbers in wanted.items()}
         for name, places in slots.items():
             for place in places:
@@ -269,13 +284,13 @@ class StoreMachine(RuleBasedStateMachine):
             assert len(answers) == len(pages), "one answer a key"
             for page, place, answer in zip(pages, slots[name], answers, strict=True):
                 if answer:
-                    self._is_right(page, rank.page(name, place))
+                    self._assert_right(page, rank.page(name, place))
                 rank.put_page(name, place, kept[name])
             missed[name] = [page for page, came in zip(pages, answers, strict=True) if not came]
         assert_memory(rank, memory)
         return missed
 
-    def _is_right(self, page: Page, value: bytes) -> None:
+    def _assert_right(self, page: Page, value: bytes) -> None:
         is_stored, is_same = page in self._held, self._held.get(page) == value
         assert is_stored, f"True for what is not stored: {page}"
         assert is_same, f"True with other bytes: {page}"
@@ -289,9 +304,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _missed_after_a_hit(self, rank: Rank, name: str, count: int, missed: list[Page]) -> None:
         """A store may evict between a query and a get, but then says so when asked again."""
-        if not missed:
+        numbers = {page.number for page in missed if page not in self._damaged}
+        if not numbers:
             return
-        numbers = {page.number for page in missed}
         still = [end for end in self._ask(rank, count) if numbers & set(window(rank, name, end))]
         assert not still, f"prefixes {still} are reported and pages {missed} do not come"
 
@@ -305,15 +320,28 @@ class StoreMachine(RuleBasedStateMachine):
         """What a page holds: the same for every rank that has it, other after a clear."""
         if page not in self._held:
             names = f"{page}/{self._clears[page.deployment]}".encode()
-            return np.random.default_rng(list(names)).bytes(page_bytes(rank, page.pool))
+            return np.random.default_rng(list(names)).bytes(rank.page_bytes(page.pool))
         return self._held[page]
 
-    def _legal(self, who: Who, rank: Rank, count: int) -> list[int]:
+    def _assert_legal(self, who: Who, rank: Rank, count: int, reported: list[int]) -> None:
+        """No prefix is reported of which a page is not there."""
+        most = self._legal(who, rank, count, self._held.keys() | self._damaged)
+        assert set(reported) <= set(most), f"prefixes {reported} reported of {most}"
+
+    def _legal(self, who: Who, rank: Rank, count: int, there: set[Page]) -> list[int]:
+        """The prefixes that can be restored where these pages are there."""
         present = {
-            name: {n for n in range(count) if self._page(who, rank, name, n) in self._held}
+            name: {n for n in range(count) if self._page(who, rank, name, n) in there}
             for name in rank.pools
         }
         return restorable_prefixes(count, present, rank.windows)
+
+    def _run_of_kv(self, who: Who, rank: Rank, count: int, there: set[Page]) -> int:
+        """The leading run of KV where these pages are there; 0 for a logical anchor."""
+        if KV not in rank.pools:
+            return 0
+        absent = [n for n in range(count) if self._page(who, rank, KV, n) not in there]
+        return min(absent, default=count)
 
     def _known(self, choice: int) -> Page:
         """A page whose objects are known."""
@@ -327,13 +355,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _is_gone(self, page: Page) -> None:
         self._held.pop(page, None)
+        self._damaged.discard(page)
         self._objects.pop(page, None)
 
     # -- ranks -----------------------------------------------------------------------------------
 
     def _rank(self, who: Who) -> Rank:
         if who not in self._ranks:
-            self._ranks[who] = new_rank(self._harness, self._spec, who, self._salt)
+            self._ranks[who] = new_rank(self._harness, self._model, who, self._salt)
         return self._ranks[who]
 
     def _written_by(self, who: Who, rank: Rank) -> list[str]:
@@ -357,7 +386,7 @@ class StatefulSuite(SuiteFixtures):
         self, harness: Harness, request: pytest.FixtureRequest, model: str
     ) -> None:
         profile = PROFILES[request.config.getoption("--hicache-profile")]
-        machine = partial(StoreMachine, harness, small_spec(model))
+        machine = partial(StoreMachine, harness, model)
         run_state_machine_as_test(machine, settings=profile)  # type: ignore[arg-type]
 
 
@@ -371,8 +400,8 @@ PROFILES = {
     "ci": settings(
         **_COMMON,
         derandomize=True,
-        max_examples=12,
-        stateful_step_count=25,
+        max_examples=8,
+        stateful_step_count=40,
         phases=[Phase.generate],
     ),
     "nightly": settings(**_COMMON, max_examples=300, stateful_step_count=80),
@@ -381,41 +410,18 @@ PROFILES = {
 the minutes to look for the fewest of them."""
 
 
-def small_spec(model: str) -> ModelSpec:
-    """A model whose recurrent states are small; their structure is whole."""
-    spec = spec_of(model)
-    small = MambaGeometry(layers=1, temporal_shape=(4, 16, 16), conv_shapes=((128, 3),))
-    return replace(
-        spec,
-        pools=tuple(
-            replace(pool, geometry=small) if isinstance(pool.geometry, MambaGeometry) else pool
-            for pool in spec.pools
-        ),
-    )
-
-
-def new_rank(harness: Harness, spec: ModelSpec, who: Who, salt: str) -> Rank:
+def new_rank(harness: Harness, model: str, who: Who, salt: str) -> Rank:
     """A rank with a backend of its own, on memory of its own."""
-    model = build(
-        spec,
+    return Rank.make(
+        harness,
+        model,
+        "page_first",
+        layers_div=ONE_LAYER,
         pages=PAGES,
-        layout="page_first",
-        layers_div=1000,
-        allocate=partial(guarded, harness.allocate),
-    )
-    config = storage_config(
-        is_mla_model=model.is_mla_model,
         deployment=f"{salt}-{who.deployment}",
-        identity=harness.capabilities.identity,
         tp_rank=who.tp_rank,
         tp_size=RANKS,
     )
-    return Rank(harness.make(config), model, config, zero_copy=harness.capabilities.zero_copy)
-
-
-def page_bytes(rank: Rank, name: str) -> int:
-    """Bytes of a page of a pool."""
-    return sum(view.nbytes for view in rank.views(name, 0))
 
 
 def is_replicated(rank: Rank, name: str) -> bool:
