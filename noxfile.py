@@ -23,6 +23,9 @@ nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
 PYTHON = "3.12"
+TESTS_FAILED = 1
+"""pytest's exit code where tests ran, and some failed."""
+
 PYTHONS = ["3.11", PYTHON]
 
 if sys.version_info[:2] != (3, 12) and shutil.which("python3.12") is None:
@@ -54,6 +57,9 @@ UMBP_VARIABLE = "HICACHE_UMBP_CLIENT"
 UMBP_VERSION = "1.2.4"
 ROCM_LIBRARIES = ("libamdhip64.so.7", "libhsa-runtime64.so.1")
 """Where these load, UMBP's client needs nothing else; elsewhere they get stand-ins."""
+
+REPORTS = ROOT / ".nox" / "reports"
+"""What the runs of the conformance suite found; ``matrix`` makes docs/matrix.md of it."""
 
 GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd")
 """One of them is there where NVIDIA's or AMD's driver found a GPU."""
@@ -90,7 +96,9 @@ def tests(session: nox.Session) -> None:
     session.run(
         "pytest",
         "--ignore=tests/sglang",
+        "--ignore=tests/peers",
         "--hicache-faults",
+        *report(session, "ours"),
         # A file's tests stay in one process, which starts their server once.
         *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
         *session.posargs,
@@ -136,21 +144,51 @@ def bench(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def sglang(session: nox.Session) -> None:
-    """Run the tests that need SGLang itself, on the CPU; arguments go to pytest."""
+    """Run the tests that need SGLang itself, on the CPU; arguments go to pytest.
+
+    Without arguments, also the conformance suite on the backends of others.
+    """
     session.install("--no-deps", *group("sglang"))
-    install(
-        session, [*ADAPTERS], [*group("tests"), *group("sglang-needs"), *group("sglang-engine")]
-    )
+    groups = ("tests", "peers", "sglang-needs", "sglang-engine")
+    install(session, [*ADAPTERS], [need for name in groups for need in group(name)])
+    env = {
+        "CUDA_VISIBLE_DEVICES": "",  # so that a machine with a GPU runs the same
+        "HICACHE_REQUIRE_BACKEND": "1",
+        "PYTHONPATH": None,
+        **UCM_LOGS,
+    }
+    session.run("pytest", *(session.posargs or ["tests/sglang"]), env=env)
+    if not session.posargs:
+        for path in sorted(Path("tests/peers").glob("test_*.py")):
+            run_peer(session, path, env)
+
+
+def run_peer(session: nox.Session, path: Path, env: dict[str, str | None]) -> None:
+    """Run the suite on a backend of others. What it fails is for the matrix, no failure here."""
     session.run(
         "pytest",
-        *(session.posargs or ["tests/sglang"]),
-        env={
-            "CUDA_VISIBLE_DEVICES": "",  # so that a machine with a GPU runs the same
-            "HICACHE_REQUIRE_BACKEND": "1",
-            "PYTHONPATH": None,
-            **UCM_LOGS,
-        },
+        str(path),
+        # It may end its process or hang in native code: that is a failure of the test.
+        *("--numprocesses=1", "--dist=load", "--timeout=60", "--timeout-method=thread"),
+        "--hicache-fail-once",
+        "--hicache-layouts=page_first,page_head",
+        # The libraries that SGLang imports warn of many things.
+        *("-W", "default", "--quiet", "--tb=line", "--show-capture=no", "-rN"),
+        *report(session, path.stem.removeprefix("test_")),
+        env=env,
+        success_codes=[0, TESTS_FAILED],
     )
+
+
+@nox.session(python=PYTHON)
+def matrix(session: nox.Session) -> None:
+    """Compare docs/matrix.md with what the last runs of ``tests`` and ``sglang`` found.
+
+    ``nox -s matrix -- --write`` writes it anew.
+    """
+    check = [] if session.posargs == ["--write"] else ["--check"]
+    reports = sorted(map(str, REPORTS.glob("*.json")))
+    session.run("python", "-m", "tools.matrix", *check, *reports)
 
 
 @nox.session(python=PYTHON)
@@ -193,6 +231,15 @@ def wheels(session: nox.Session) -> None:
     session.run("twine", "check", "--strict", *map(str, built))
 
 
+def report(session: nox.Session, name: str) -> list[str]:
+    """pytest's option to write the report of a run, where it is a whole one on Python 3.12."""
+    if session.python != PYTHON or session.posargs:
+        return []
+    path = REPORTS / f"{name}.json"
+    path.unlink(missing_ok=True)
+    return [f"--hicache-report={path}"]
+
+
 def group(name: str) -> list[str]:
     """Requirements of a dependency group of pyproject.toml."""
     return list(nox.project.dependency_groups(GROUPS, name))
@@ -228,7 +275,9 @@ def install(session: nox.Session, backends: list[str], extra: list[str]) -> Path
     paths = [str(path) for path in built]
     session.install("--quiet", "--no-deps", "--force-reinstall", *paths, silent=True)
     wanted = [f"{path}{clients.get(path.name.split('-')[0], '')}" for path in built]
-    session.install("--quiet", *wanted, *extra, silent=True)
+    constraints = folder.parent / "clients.txt"
+    constraints.write_text("\n".join(group("clients")))
+    session.install("--quiet", "--constraint", str(constraints), *wanted, *extra, silent=True)
     return folder
 
 

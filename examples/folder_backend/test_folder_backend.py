@@ -12,7 +12,9 @@ from hicache_shared.testing.harness import IDENTITY_FIELDS
 
 class FolderHarness(Harness):
     name = "folder"
-    capabilities = Capabilities(raw=True, restart=True, zero_copy=True, identity=IDENTITY_FIELDS)
+    capabilities = Capabilities(
+        raw=True, restart=True, zero_copy=True, flat=True, identity=IDENTITY_FIELDS
+    )
 
     def __init__(self) -> None:
         self._folder = TemporaryDirectory()

@@ -94,6 +94,7 @@ class MooncakeHarness(Harness):
         keeps=True,
         processes=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     requires = ("mooncake",)

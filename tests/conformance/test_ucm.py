@@ -112,6 +112,7 @@ class UcmHarness(Harness):
         keeps=True,
         processes=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     requires = ("ucm",)

@@ -114,6 +114,7 @@ class UmbpHarness(Harness):
         restart=True,
         keeps=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     requires = ("mori",)

@@ -305,6 +305,30 @@ def test_a_worker_that_dies_is_a_failure_of_the_test_that_it_ran(tmp_path: Path)
     assert "crashed" in found["failures"][""]
 
 
+@pytest.mark.parametrize("options", [(), ("-n1", "--dist=load")], ids=["one process", "a worker"])
+def test_where_a_run_fails_once_the_other_parameters_of_the_test_are_left_out(
+    tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    """A worker that died under it is a failure too, which the next worker knows of."""
+    dies = "os._exit(3)" if options else "assert False"
+    tests = f"""{WHOLE}
+    @pytest.mark.parametrize("i", range(3))
+    def test_my_process_dies(self, harness, i):
+        {dies}
+"""
+    run = Run(tmp_path, *options, "-k", "my_process", "--hicache-fail-once", tests=tests)
+    behaviour = run.behaviour("test_my_process_dies")
+    assert behaviour["verdict"] == "failed"
+    assert behaviour["counts"] == {"failed": 1, "skipped": 2}
+
+
+def test_tests_of_other_memory_layouts_are_left_out(tmp_path: Path) -> None:
+    run = Run(tmp_path, "-k", "case_13", "--hicache-layouts=page_head,layer_first", tests=WHOLE)
+    assert run.code == 0, "\n".join(run.lines)
+    kinds = {"page_first": 0, "page_head": 2, "layer_first": 4}
+    assert run.behaviour(ONE)["counts"]["passed"] == kinds["page_head"] + kinds["layer_first"]
+
+
 def test_a_run_without_the_suite_says_nothing_of_it(tmp_path: Path) -> None:
     run = Run(tmp_path, tests="def test_something():\n    pass\n")
     assert run.code == 0

@@ -196,10 +196,11 @@ class ReferenceController:
 
     # --- lifecycle ------------------------------------------------------------------------
 
-    def attach(self, backend: HiCacheStorage) -> None:
+    def attach(self, backend: HiCacheStorage, *, registered: bool = False) -> None:
         """Register the anchor, then every pool of the group (the anchor included) by name.
 
-        What a backend raises comes through; :meth:`close` still closes it.
+        Nothing is registered where all pools are ``registered`` already. What a backend raises
+        comes through; :meth:`close` still closes it.
 
         Raises:
             HiCacheError: a backend is attached already.
@@ -207,10 +208,11 @@ class ReferenceController:
         if self._attached is not None:
             raise HiCacheError("a backend is attached already; close the controller first")
         self._attached = backend
-        backend.register_mem_pool_host(self._anchor)
-        for entry in self._group.entries:
-            backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
-        backend.on_host_pools_registered()
+        if not registered:
+            backend.register_mem_pool_host(self._anchor)
+            for entry in self._group.entries:
+                backend.register_mem_host_pool_v2(entry.host_pool, entry.name)
+            backend.on_host_pools_registered()
         self._threads = {kind: ThreadPoolExecutor(1, f"hicache-{kind}") for kind in _KINDS}
 
     def register_host_pool_entry(self, entry: PoolEntry) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from hicache_shared.errors import ConfigError
 from hicache_shared.pytest_plugin.collected import Collected
+from hicache_shared.pytest_plugin.fail_once import FailOnce
 from hicache_shared.pytest_plugin.report import BACKEND, VERSIONS, Report, versions_of
 
 if TYPE_CHECKING:
@@ -42,6 +43,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also stop, freeze and restart servers",
     )
     group.addoption(
+        "--hicache-fail-once",
+        action="store_true",
+        help="after a failure of a test, leave out its other parameters",
+    )
+    group.addoption(
+        "--hicache-layouts",
+        metavar="LAYOUT,...",
+        type=lambda value: tuple(value.split(",")),
+        help="run the tests of these memory layouts of host pools only",
+    )
+    group.addoption(
         "--hicache-profile",
         choices=("ci", "nightly"),
         default="ci",
@@ -56,6 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faults: kills, freezes or fills a server on purpose")
     config.stash[COLLECTED] = Collected()
+    if config.getoption("--hicache-fail-once"):
+        config.pluginmanager.register(FailOnce(config))
     dotted = config.getoption("--hicache-backend")
     if dotted is not None:
         _run_on_class(config, dotted)
@@ -91,7 +105,7 @@ EXAMPLE = """'{"interface_v1": 1}'"""
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out server faults unless asked for, and say in each report whose test it is."""
+    """Leave out what was not asked for, and say in each report whose test it is."""
     kept: list[pytest.Item] = []
     left_out: list[pytest.Item] = []
     collected = config.stash[COLLECTED]
@@ -101,7 +115,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             collected.add(item, harness_type.name)
             item.user_properties.append((BACKEND, harness_type.name))
             item.user_properties.append((VERSIONS, versions_of(harness_type.distributions)))
-            if item.get_closest_marker("faults") and not config.getoption("--hicache-faults"):
+            if not _wanted(item, config):
                 left_out.append(item)
                 continue
         kept.append(item)
@@ -118,6 +132,16 @@ def pytest_testnodedown(node: Any) -> None:
     told = getattr(node, "workeroutput", {}).get(SENT)
     if told is not None:
         node.config.stash[COLLECTED] = Collected(**told)
+
+
+def _wanted(item: pytest.Item, config: pytest.Config) -> bool:
+    """Whether a test of the suite is among those that the options ask for."""
+    if item.get_closest_marker("faults") and not config.getoption("--hicache-faults"):
+        return False
+    layouts = config.getoption("--hicache-layouts")
+    callspec = getattr(item, "callspec", None)
+    pair = callspec.params.get("pair") if callspec is not None else None
+    return layouts is None or pair is None or pair[1] in layouts
 
 
 def _harness_type(item: pytest.Item) -> type[Harness] | None:

@@ -14,11 +14,14 @@ from typing import Any
 from hicache_shared.contract import (
     HiCacheStorage,
     HiCacheStorageExtraInfo,
+    PoolName,
     PoolTransfer,
     PoolTransferResult,
 )
 from hicache_shared.layout import page_slots_of
 from hicache_shared.testing.tensors import Tensors
+
+_NAMES = {name.value: name for name in PoolName}
 
 
 class EngineCalls:
@@ -38,8 +41,8 @@ class EngineCalls:
         self._pools: dict[int, Any] = {}
 
     def register_mem_pool_host(self, pool: Any) -> None:
-        self._anchor = pool
-        self.backend.register_mem_pool_host(self._pool(pool))
+        self._anchor = self._pool(pool)
+        self.backend.register_mem_pool_host(self._anchor)
 
     def register_mem_host_pool_v2(self, pool: Any, name: str) -> None:
         self.backend.register_mem_host_pool_v2(self._pool(pool), name)
@@ -60,8 +63,8 @@ class EngineCalls:
         """Store host pages of the anchor; without zero copy, one answer for all of them."""
         if self._zero_copy:
             return self.backend.batch_set_v1(keys, self._tensors.array(indices), _told(extra_info))
-        pages = [self._anchor.get_data_page(int(index)) for index in self._firsts(indices, keys)]
-        return [self.batch_set(keys, pages)] * len(keys)
+        pages = [self._anchor.get_data_page(index) for index in self._firsts(indices, keys)]
+        return [self.backend.batch_set(keys, pages)] * len(keys)
 
     def batch_get_v1(
         self, keys: list[str], indices: Any, extra_info: HiCacheStorageExtraInfo | None = None
@@ -69,10 +72,11 @@ class EngineCalls:
         """Fill host pages of the anchor; without zero copy, those that ``batch_get`` gave."""
         if self._zero_copy:
             return self.backend.batch_get_v1(keys, self._tensors.array(indices), _told(extra_info))
-        found = self.batch_get(keys, [self._anchor.get_dummy_flat_data_page() for _ in keys])
+        targets = [self._anchor.get_dummy_flat_data_page() for _ in keys]
+        found = self.backend.batch_get(keys, targets) or [None] * len(keys)
         for index, page in zip(self._firsts(indices, keys), found, strict=True):
             if page is not None:
-                self._anchor.set_from_flat_data_page(int(index), page)
+                self._anchor.set_from_flat_data_page(index, page)
         return [page is not None for page in found]
 
     def batch_set(self, keys: list[str], pages: Sequence[Any]) -> bool:
@@ -104,7 +108,12 @@ class EngineCalls:
         transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        return self.backend.batch_exists_v2(keys, transfers, _told(extra_info))
+        """The answer as SGLang reads it: without a list, every prefix up to the hit."""
+        seen = None if transfers is None else self._seen(transfers)
+        result = self.backend.batch_exists_v2(keys, seen, _told(extra_info))
+        if result.restorable_prefix_pages is None:
+            return replace(result, restorable_prefix_pages=list(range(1, result.kv_hit_pages + 1)))
+        return result
 
     def batch_set_v2(
         self, transfers: list[PoolTransfer], extra_info: HiCacheStorageExtraInfo | None = None
@@ -138,11 +147,17 @@ class EngineCalls:
 
     def _firsts(self, indices: Any, keys: list[str]) -> list[Any]:
         """The first slot of each page."""
-        return [indices[page * page_slots_of(self._anchor)] for page in range(len(keys))]
+        slots = self._tensors.array(indices)
+        return [slots[page * page_slots_of(self._anchor)] for page in range(len(keys))]
 
     def _seen(self, transfers: list[PoolTransfer]) -> list[PoolTransfer]:
+        """With tensors for arrays, and SGLang's own names of pools, which are no plain strings."""
         return [
-            replace(transfer, host_indices=self._tensors.array(transfer.host_indices))
+            replace(
+                transfer,
+                name=_NAMES.get(str(transfer.name), transfer.name),
+                host_indices=self._tensors.array(transfer.host_indices),
+            )
             for transfer in transfers
         ]
 

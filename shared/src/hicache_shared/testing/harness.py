@@ -41,6 +41,9 @@ class Capabilities:
         checksums: bytes that changed in the store, their number being right, are a miss.
         zero_copy: the backend is made with ``"interface_v1": 1``, so SGLang moves its KV by
             ``batch_get_v1`` and ``batch_set_v1``; else by flat pages.
+        flat: SGLang may also move its KV by flat pages, ``batch_get`` and ``batch_set``: always
+            where ``zero_copy`` is off, and with it where the backend can be made without.
+        layouts: memory layouts that SGLang can be run with beside the backend; empty for all.
         identity: fields of the extra config that tell deployments apart, of
             ``model_id``, ``revision``, ``kv_cache_dtype`` and ``namespace``.
     """
@@ -57,6 +60,8 @@ class Capabilities:
     keeps: bool = False
     checksums: bool = False
     zero_copy: bool = False
+    flat: bool = False
+    layouts: tuple[str, ...] = ()
     identity: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -105,6 +110,16 @@ class Harness(ABC):
     def make_own(self, config: HiCacheStorageConfig) -> HiCacheStorage:
         """A backend that shares no client with others, for tests that close it under load."""
         return self.make(config)
+
+    def make_for(
+        self, config: HiCacheStorageConfig, anchor: Any, *, own_client: bool = False
+    ) -> HiCacheStorage:
+        """A backend for a model whose anchor pool, as backends see it, is ``anchor``.
+
+        SGLang's factory gives the pool to the constructors of its own backends; those of the
+        ``dynamic`` kind, as made by :meth:`make` and :meth:`make_own`, get none.
+        """
+        return self.make_own(config) if own_client else self.make(config)
 
     def make_limited(
         self, config: HiCacheStorageConfig, wanted_bytes: int

@@ -14,8 +14,8 @@ from hicache_shared.testing.harness import Capabilities, Harness
 class NamedClassHarness(Harness):
     """Makes backends as SGLang's ``dynamic`` factory does: ``cls(config, {})``.
 
-    There is no way behind the contract, so every capability is off but ``zero_copy``, which
-    ``"interface_v1": 1`` in the extra config turns on, as in SGLang.
+    There is no way behind the contract, so every capability is off but one of ``zero_copy``,
+    which ``"interface_v1": 1`` in the extra config turns on, as in SGLang, and ``flat``.
     """
 
     backend_class: ClassVar[type[HiCacheStorage]]
@@ -53,7 +53,7 @@ def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
         "name": class_name,
         "backend_class": found,
         "extra_config": extra_config,
-        "capabilities": Capabilities(zero_copy=zero_copy),
+        "capabilities": Capabilities(zero_copy=zero_copy, flat=not zero_copy),
         "distributions": tuple(packages_distributions().get(module_name.split(".")[0], ())),
     }
     return cast(type[Harness], type(f"{class_name}Harness", (NamedClassHarness,), members))

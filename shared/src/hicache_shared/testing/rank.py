@@ -121,9 +121,10 @@ class Rank:
             extra=extra,
             **{"is_page_first_layout": layout == "page_first", **changes},
         )
-        make = harness.make_own if own_client else harness.make
+        anchor = tensors().pool(assembled.group.anchor_entry.host_pool)
+        backend = harness.make_for(config, anchor, own_client=own_client)
         zero_copy = harness.capabilities.zero_copy
-        return cls(make(config), assembled, config, zero_copy=zero_copy)
+        return cls(backend, assembled, config, zero_copy=zero_copy)
 
     @property
     def pools(self) -> dict[str, Any]:
@@ -161,14 +162,18 @@ class Rank:
         return (starts + np.arange(width)).reshape(-1)
 
     def set(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
-        """Store host pages, KV by v1 and the others by v2."""
+        """Store host pages, KV by v1 and the others by v2; without keys there is no call."""
+        if not keys:
+            return []
         transfer = self.transfer(name, keys, pages)
         if name == KV:
             return self.backend.batch_set_v1(list(keys), transfer.host_indices)
         return self.backend.batch_set_v2([transfer])[name]
 
     def get(self, name: str, keys: list[str], pages: Sequence[int]) -> list[bool]:
-        """Fill host pages, KV by v1 and the others by v2."""
+        """Fill host pages, KV by v1 and the others by v2; without keys there is no call."""
+        if not keys:
+            return []
         transfer = self.transfer(name, keys, pages)
         if name == KV:
             return self.backend.batch_get_v1(list(keys), transfer.host_indices)

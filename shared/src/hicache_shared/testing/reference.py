@@ -39,6 +39,7 @@ class MemoryHarness(Harness):
         keeps=True,
         checksums=True,
         zero_copy=True,
+        flat=True,
         identity=IDENTITY_FIELDS,
     )
     distributions = ("hicache-shared",)

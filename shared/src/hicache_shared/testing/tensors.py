@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
 
 from hicache_shared.contract import SGLANG_INSTALLED
 from hicache_shared.hostpool.memory import DType
+from hicache_shared.testing.sglang_pools import SGLangPools
 
 
 class Tensors(Protocol):
@@ -42,10 +44,11 @@ _ELEMENTS = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 
 class TorchTensors:
-    """CPU tensors over the same memory."""
+    """CPU tensors over the same memory, and pools of SGLang's own classes."""
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
+        self._pools = SGLangPools(self.seen)
 
     def array(self, array: Any) -> Any:
         if array is None:
@@ -63,10 +66,10 @@ class TorchTensors:
         return flat.view(self._torch.uint8).numpy() if flat.numel() else np.empty(0, np.uint8)
 
     def pool(self, pool: Any) -> Any:
-        return TorchPool(pool, self)
+        return self._pools.twin(pool)
 
     def seen(self, value: Any) -> Any:
-        """An attribute of a pool, or what a method of it gave."""
+        """An attribute of a pool as SGLang's has it."""
         if isinstance(value, np.ndarray):
             return self.array(value)
         if isinstance(value, list | tuple):
@@ -74,32 +77,7 @@ class TorchTensors:
         return getattr(self._torch, value.name) if isinstance(value, DType) else value
 
 
-class TorchPool:
-    """A reference pool whose buffers and pages are torch's; all else is the pool's.
-
-    As with SGLang's own, an attribute that the pool lacks is lacking here.
-    """
-
-    def __init__(self, pool: Any, tensors: TorchTensors) -> None:
-        self._pool = pool
-        self._tensors = tensors
-
-    def __getattr__(self, name: str) -> Any:
-        return self._tensors.seen(getattr(self._pool, name))
-
-    def get_hybrid_pool_buffer(self) -> Any:
-        return self._tensors.seen(self._pool.get_hybrid_pool_buffer())
-
-    def get_data_page(self, index: Any, flat: bool = True) -> Any:
-        return self._tensors.array(self._pool.get_data_page(int(index), flat))
-
-    def get_dummy_flat_data_page(self) -> Any:
-        return self._tensors.array(self._pool.get_dummy_flat_data_page())
-
-    def set_from_flat_data_page(self, index: Any, data_page: Any) -> None:
-        self._pool.set_from_flat_data_page(int(index), self._tensors.plain(data_page))
-
-
+@cache
 def tensors() -> Tensors:
     """What backends see in this environment."""
     return TorchTensors() if SGLANG_INSTALLED else NumpyTensors()

@@ -16,6 +16,7 @@ from hicache_shared.testing.suite.fixtures import (
     TWO_PAIRS,
     NewRank,
     SuiteFixtures,
+    needs,
 )
 
 ONE_LAYER = 1000
@@ -77,6 +78,7 @@ class CallSuite(SuiteFixtures):
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
         """The two forms of a page may differ in their bytes, so neither stands for the other."""
+        needs(harness, "zero_copy")
         flat, own = new_rank(extra=FLAT_KV), new_rank()
         flat.fill(73)
         for name in flat.pools:

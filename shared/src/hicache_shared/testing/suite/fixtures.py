@@ -13,7 +13,7 @@ from hicache_shared.errors import BackendUnavailableError
 from hicache_shared.hostpool import PRESETS, legal_layouts, preset
 from hicache_shared.pytest_plugin.report import NOT_SUPPORTED
 from hicache_shared.testing.harness import Harness
-from hicache_shared.testing.rank import MLA_MAMBA, Rank, chain, spec_of
+from hicache_shared.testing.rank import FLAT_KV, MLA_MAMBA, Rank, chain, spec_of
 
 LEGAL_PAIRS = [(model, layout) for model in PRESETS for layout in legal_layouts(preset(model))]
 
@@ -85,7 +85,13 @@ class SuiteFixtures:
         ranks: list[Rank] = []
 
         def make(**changes: Any) -> Rank:
-            ranks.append(Rank.make(harness, **{"model": pair[0], "layout": pair[1], **changes}))
+            if changes.get("extra") == FLAT_KV:
+                needs(harness, "flat")
+            wanted = {"model": pair[0], "layout": pair[1], **changes}
+            layouts = harness.capabilities.layouts
+            if layouts and wanted["layout"] not in layouts:
+                not_supported(f"{harness.name} does not go with layout {wanted['layout']!r}")
+            ranks.append(Rank.make(harness, **wanted))
             return ranks[-1]
 
         yield make
