@@ -48,6 +48,7 @@ class TorchTensors:
 
     def __init__(self) -> None:
         self._torch = importlib.import_module("torch")
+        self._torch.set_num_threads(1)  # small tensors: more threads only wait for each other
         self._pools = SGLangPools(self.seen)
 
     def array(self, array: Any) -> Any:
