@@ -26,6 +26,7 @@ from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.models import MLA_MAMBA as MLA_MAMBA
 from hicache_shared.testing.models import spec_of as spec_of
 from hicache_shared.testing.models import with_small_states
+from hicache_shared.testing.page_bytes import PageBytes, bytes_of
 from hicache_shared.testing.tensors import tensors
 
 KV = "kv"
@@ -42,7 +43,7 @@ FLAT_KV = {"module_path": "hicache_shared.testing", "interface_v1": 0}
 def content(pool: str, key: str, nbytes: int) -> bytes:
     """The bytes of a page that are told by its pool and key alone, in any process."""
     seed = hashlib.sha256(f"{pool}/{key}".encode()).digest()
-    return np.random.default_rng(list(seed)).bytes(nbytes)
+    return PageBytes(np.random.default_rng(list(seed)).bytes(nbytes))
 
 
 def digest(page: bytes) -> str:
@@ -223,13 +224,13 @@ class Rank:
         guard areas."""
         return [array.copy() for array in self._memory()]
 
-    def page(self, name: str, page: int) -> bytes:
+    def page(self, name: str, page: int) -> PageBytes:
         """The bytes of one host page, component after component."""
-        return b"".join(self.components(name, page))
+        return PageBytes(b"".join(self.components(name, page)))
 
-    def components(self, name: str, page: int) -> list[bytes]:
+    def components(self, name: str, page: int) -> list[PageBytes]:
         """The bytes of each component of one host page."""
-        return [view.tobytes() for view in self.views(name, page)]
+        return [bytes_of(view) for view in self.views(name, page)]
 
     def views(self, name: str, page: int) -> list[npt.NDArray[np.uint8]]:
         """The memory of one host page, a writable ``uint8`` view a component.

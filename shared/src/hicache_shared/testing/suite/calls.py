@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hicache_shared.testing.harness import Harness
+from hicache_shared.testing.page_bytes import bytes_of
 from hicache_shared.testing.rank import FLAT_KV, KV, PAGES, Rank, chain
 from hicache_shared.testing.suite.fixtures import (
     FLAT_PAIRS,
@@ -186,10 +187,6 @@ def flat_page(rank: Rank, page: int) -> Any:
     """A copy of a host page of KV in the pool's flat form."""
     pool = rank.pools[KV]
     return np.array(pool.get_data_page(page * pool.page_size, flat=True))
-
-
-def bytes_of(page: Any) -> bytes:
-    return np.asarray(page).tobytes()
 
 
 def lists_of(metrics: Any) -> dict[str, list[float]]:

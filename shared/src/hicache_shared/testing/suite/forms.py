@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hicache_shared.testing.page_bytes import bytes_of
 from hicache_shared.testing.rank import KV, Rank, chain, same
 
 BOUND_S = 15.0
@@ -104,7 +105,7 @@ def flat_forms(rank: Rank, keys: list[str], pages: Sequence[Any]) -> list[Form]:
 
 def plain(page: Any) -> bytes | None:
     """The bytes of a flat page; None stays None."""
-    return None if page is None else np.asarray(page).tobytes()
+    return None if page is None else bytes_of(page)
 
 
 class TooLongError(AssertionError):

@@ -91,7 +91,7 @@ class PageSuite(SuiteFixtures):
             objects = [harness.raw_get(key) or b"" for key in set(harness.raw_keys()) - before]
             page = rank.page(name, 2)
             assert sum(map(len, objects)) == len(page)
-            assert all(value in page for value in objects)
+            assert all(page.find(value) >= 0 for value in objects)
 
     def test_case_13_one_absent_page_leaves_its_neighbours_whole(
         self, harness: Harness, rank: Rank, keys: list[str]

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 from hicache_shared.contract import PoolTransferResult
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.oracle import restorable_prefixes
+from hicache_shared.testing.page_bytes import PageBytes
 from hicache_shared.testing.rank import KV, MLA_MAMBA, Rank, chain
 from hicache_shared.testing.suite.calls import ONE_LAYER
 from hicache_shared.testing.suite.fixtures import SuiteFixtures
@@ -320,7 +321,7 @@ class StoreMachine(RuleBasedStateMachine):
         """What a page holds: the same for every rank that has it, other after a clear."""
         if page not in self._held:
             names = f"{page}/{self._clears[page.deployment]}".encode()
-            return np.random.default_rng(list(names)).bytes(rank.page_bytes(page.pool))
+            return PageBytes(np.random.default_rng(list(names)).bytes(rank.page_bytes(page.pool)))
         return self._held[page]
 
     def _assert_legal(self, who: Who, rank: Rank, count: int, reported: list[int]) -> None:

@@ -17,8 +17,9 @@ import pytest
 
 from hicache_shared.contract import PoolTransfer
 from hicache_shared.testing.harness import Harness
+from hicache_shared.testing.page_bytes import bytes_of
 from hicache_shared.testing.rank import FLAT_KV, PAGES, Rank, chain, small_model
-from hicache_shared.testing.suite.calls import ONE_LAYER, bytes_of, flat_page
+from hicache_shared.testing.suite.calls import ONE_LAYER, flat_page
 from hicache_shared.testing.suite.fixtures import (
     MHA_PAIR,
     ONE_LAYOUT_PAIRS,

@@ -9,6 +9,7 @@ import pytest
 
 from hicache_shared.layout import buffers_of
 from hicache_shared.testing.harness import Harness
+from hicache_shared.testing.page_bytes import bytes_of
 from hicache_shared.testing.rank import FLAT_KV, KV, Rank, chain, same
 from hicache_shared.testing.suite.fixtures import (
     ONE_LAYOUT_PAIRS,
@@ -151,12 +152,12 @@ class UntouchedSuite(SuiteFixtures):
         targets = [np.full_like(empty, 2) for _ in hashes]
         found = rank.backend.batch_get(hashes, targets)
         assert found[8] is None
-        got = [np.asarray(page).tobytes() for page in found[:8]]
-        assert got == [page.tobytes() for page in pages]
+        got = list(map(bytes_of, found[:8]))
+        assert got == list(map(bytes_of, pages))
         for target in targets:
             target[:] = 3
         again = rank.backend.batch_get(keys, [np.zeros_like(empty) for _ in keys])
-        assert [np.asarray(page).tobytes() for page in again] == got
+        assert list(map(bytes_of, again)) == got
         assert all((target == 3).all() for target in targets)
 
 
