@@ -61,6 +61,11 @@ def test_an_empty_reason_is_refused(reason: str) -> None:
         overrides(reason)
 
 
+def test_a_reason_that_was_forgotten_is_asked_for() -> None:
+    with pytest.raises(ValueError, match=r"needs a reason: @overrides"):
+        overrides(suite)  # type: ignore[arg-type]
+
+
 def narrow_pair(reason: str | None) -> Any:
     """A fixture over one model, with or without a reason."""
 

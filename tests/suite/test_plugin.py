@@ -64,7 +64,7 @@ class Run:
         report = folder / "reports" / "report.json"
         environ = {k: v for k, v in os.environ.items() if k not in (REQUIRE, "PYTEST_ADDOPTS")}
         done = subprocess.run(
-            [*PYTEST, *options, f"--hicache-report={report}"],
+            [*PYTEST, f"--hicache-report={report}", *options],
             capture_output=True,
             text=True,
             cwd=folder,
@@ -105,7 +105,10 @@ def test_a_class_by_name_is_tested_from_an_empty_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["nowhere:Class"], ["No module named 'nowhere'", "give package.module:Class"]),
+        (["nowhere:Class"], ["No module named 'nowhere'", "in this folder"]),
+        (["broken:Class"], ["broken cannot be imported (SyntaxError"]),
+        ([MEMORY, "few.py"], ["runs the suite alone, and not few.py; choose tests of it with -k"]),
+        ([MEMORY, "--hicache-report=."], ["--hicache-report: . is a folder; give a file"]),
         (
             [MEMORY, "--hicache-extra-config={interface_v1: 1}"],
             ["--hicache-extra-config: expected a JSON object such as", ZERO_COPY, "got '{interf"],
@@ -115,12 +118,13 @@ def test_a_class_by_name_is_tested_from_an_empty_folder(tmp_path: Path) -> None:
             ["--hicache-extra-config: expected a JSON object such as", ZERO_COPY, "got '[1]'"],
         ),
     ],
-    ids=["class", "no JSON", "no object"],
+    ids=["class", "syntax", "path", "folder", "no JSON", "no object"],
 )
 def test_a_wrong_option_is_a_usage_error_that_says_what_to_give(
     tmp_path: Path, options: list[str], words: list[str]
 ) -> None:
     backend, *more = options
+    (tmp_path / "broken.py").write_text("class Class(:")
     run = Run(tmp_path, f"--hicache-backend={backend}", *more)
     assert run.code == pytest.ExitCode.USAGE_ERROR
     assert run.says("ERROR: ", *words), "\n".join(run.lines)
@@ -141,9 +145,9 @@ class HalfABackend(HiCacheStorage):
     [
         (
             "nowhere:Class",
-            r"no backend at 'nowhere:Class' \(No module .*; give",
+            r"nowhere cannot be imported \(ModuleNotFoundError: No module .* in this folder",
         ),
-        ("json:Nobody", r"no backend at 'json:Nobody' \(.* no attribute 'Nobody'\); give"),
+        ("json:Nobody", r"json has no Nobody; give package.module:Class"),
         ("json", r"expected package.module:Class, got 'json'"),
         (":Class", r"expected package.module:Class, got ':Class'"),
         (f"{__name__}:NoBackend", r":NoBackend is not a subclass of .*HiCacheStorage"),
@@ -176,6 +180,23 @@ def test_a_capability_that_is_off_is_not_supported_and_never_passed(some: Run) -
     passed, off_runs = some.behaviour(ONE)["counts"]["passed"], off["counts"]["not supported"]
     assert some.says("mine: ", f"{passed} passed", f"{off_runs} not supported")
     assert some.says("not supported: the harness of mine has no 'raw'")
+
+
+def test_what_is_overridden_is_never_passed_and_its_reason_is_shown(tmp_path: Path) -> None:
+    other = f"    @overrides('no pages are absent')\n    def {ONE}(self): pass\n"
+    imports = "from hicache_shared.testing import overrides\n"
+    run = Run(tmp_path, "-k", "case_13 or case_10", tests=imports + WHOLE + other)
+    assert run.behaviour(ONE)["verdict"] == "overridden"
+    assert run.behaviour(ONE)["counts"] == {"overridden": 1}
+    assert run.says(f"overridden {ONE}: no pages are absent")
+    narrower = """
+    @pytest.fixture(params=[("mla", "page_first")])
+    @overrides('it knows one model')
+    def pair(self, request): return request.param
+"""
+    run = Run(tmp_path, "-k", "case_13", tests=imports + WHOLE + narrower)
+    assert run.behaviour(ONE)["counts"] == {"overridden": 1}
+    assert run.says(f"overridden {ONE}: it knows one model")
 
 
 def test_the_versions_of_what_is_installed_are_in_the_report(some: Run) -> None:

@@ -6,6 +6,7 @@ It is loaded into every pytest run of an environment, so it imports no more than
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,14 @@ import pytest
 from hicache_shared.errors import ConfigError
 from hicache_shared.pytest_plugin.collected import Collected
 from hicache_shared.pytest_plugin.fail_once import FailOnce
-from hicache_shared.pytest_plugin.report import BACKEND, VERSIONS, Report, versions_of
+from hicache_shared.pytest_plugin.report import (
+    BACKEND,
+    OVERRIDE,
+    REASON,
+    VERSIONS,
+    Report,
+    versions_of,
+)
 
 if TYPE_CHECKING:
     from hicache_shared.testing.harness import Harness
@@ -68,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "faults: kills, freezes or fills a server on purpose")
     config.stash[COLLECTED] = Collected()
+    _check_report_path(config.getoption("--hicache-report"))
     if config.getoption("--hicache-fail-once"):
         config.pluginmanager.register(FailOnce(config))
     dotted = config.getoption("--hicache-backend")
@@ -76,16 +85,33 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _run_on_class(config: pytest.Config, dotted: str) -> None:
-    """Collect the suite on a class, in place of what pytest would collect."""
+    """Collect the suite on a class, in place of what pytest would collect.
+
+    The class may lie in the folder where pytest was started, as for ``python -m pytest``.
+    """
     from hicache_shared.testing import class_suite
     from hicache_shared.testing.named_class import harness_of
 
+    if config.args_source is config.ArgsSource.ARGS and not hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            f"--hicache-backend runs the suite alone, and not {' '.join(config.args)}; "
+            "choose tests of it with -k"
+        )
+    folder = str(config.invocation_params.dir)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         harness_type = harness_of(dotted, _extra_config(config))
     except ConfigError as error:
         raise pytest.UsageError(f"--hicache-backend: {error}") from error
     class_suite.TestBackend.harness_type = harness_type
     config.args = [str(class_suite.__file__)]
+
+
+def _check_report_path(path: Path | None) -> None:
+    """Say before the tests that their report could not be written."""
+    if path is not None and path.is_dir():
+        raise pytest.UsageError(f"--hicache-report: {path} is a folder; give a file")
 
 
 def _extra_config(config: pytest.Config) -> dict[str, Any]:
@@ -115,6 +141,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             collected.add(item, harness_type.name)
             item.user_properties.append((BACKEND, harness_type.name))
             item.user_properties.append((VERSIONS, versions_of(harness_type.distributions)))
+            if (reason := _override(item)) is not None:
+                item.user_properties.append((OVERRIDE, reason))
             if not _wanted(item, config):
                 left_out.append(item)
                 continue
@@ -124,6 +152,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = kept
     if hasattr(config, "workeroutput"):
         config.workeroutput[SENT] = collected.plain()
+
+
+FIXTURES = ("harness", "pair", "new_rank", "rank", "keys")
+"""Fixtures of the suite, which every test of a class stands on."""
+
+
+def _override(item: Any) -> str | None:
+    """Why a test is not the suite's own: it, or a fixture of its class, is another's."""
+    places = [item.function, *(getattr(item.cls, name, None) for name in FIXTURES)]
+    reasons = [reason for place in places if (reason := getattr(place, REASON, None)) is not None]
+    return reasons[0] if reasons else None
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -16,11 +16,16 @@ from hicache_shared.pytest_plugin.collected import Collected, parts_of
 
 BACKEND = "hicache_backend"
 VERSIONS = "hicache_versions"
+OVERRIDE = "hicache_override"
 """Properties of a test's report."""
+
+REASON = "__overrides_because__"
+"""The attribute of a test that stands in for one of the suite: why it does."""
 
 NOT_SUPPORTED = "not supported"
 """How the reason of a skipped test begins where the backend lacks a capability."""
 
+OVERRIDDEN = "overridden"
 NOT_RUN = "not run"
 
 SHOWN = 3
@@ -34,9 +39,10 @@ class Behaviour:
     """What one test of the suite found over all models, layouts and other parameters.
 
     Attributes:
-        counts: of ``passed``, ``failed``, ``not supported``, ``skipped`` and ``not run``.
+        counts: of ``passed``, ``failed``, ``overridden``, ``not supported``, ``skipped`` and
+            ``not run``.
         failures: parameters of each failure, and the last line of its message.
-        reasons: why it is not supported, or was skipped.
+        reasons: why it is overridden, not supported, or was skipped.
         reported: node ids of the runs that gave a report.
     """
 
@@ -47,7 +53,7 @@ class Behaviour:
 
     @property
     def verdict(self) -> str:
-        for outcome in ("failed", "passed", "not supported", "skipped"):
+        for outcome in ("failed", OVERRIDDEN, "passed", "not supported", "skipped"):
             if self.counts[outcome]:
                 return outcome
         return NOT_RUN
@@ -78,10 +84,13 @@ class Report:
         behaviour = self.backends.setdefault(backend, {}).setdefault(name, Behaviour())
         behaviour.reported.add(report.nodeid)
         outcome = _outcome(report)
+        if outcome == "passed" and OVERRIDE in properties:
+            outcome = OVERRIDDEN
+            behaviour.reasons.add(f"{OVERRIDDEN} {name}: {properties[OVERRIDE]}")
         behaviour.counts[outcome] += 1
         if outcome == "failed":
             behaviour.failures[parameters] = _message(report)
-        elif outcome != "passed":
+        elif outcome not in ("passed", OVERRIDDEN):
             behaviour.reasons.add(_reason(report))
 
     def complete(self) -> None:

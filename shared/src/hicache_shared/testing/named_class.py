@@ -36,11 +36,15 @@ def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
     if not (module_name and class_name):
         raise ConfigError(f"expected package.module:Class, got {dotted!r}")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
+        module = importlib.import_module(module_name)
+    except Exception as error:
         raise ConfigError(
-            f"no backend at {dotted!r} ({error}); give package.module:Class"
+            f"{module_name} cannot be imported ({type(error).__name__}: {error}); it has to be "
+            "installed, on PYTHONPATH, or in this folder"
         ) from error
+    found = getattr(module, class_name, None)
+    if found is None:
+        raise ConfigError(f"{module_name} has no {class_name}; give package.module:Class")
     if not (isinstance(found, type) and issubclass(found, HiCacheStorage)):
         raise ConfigError(
             f"{dotted} is not a subclass of {HiCacheStorage.__module__}.HiCacheStorage, "

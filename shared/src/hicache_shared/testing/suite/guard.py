@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from hicache_shared.pytest_plugin.report import REASON
 from hicache_shared.testing.harness import Harness
 from hicache_shared.testing.suite.fixtures import SuiteFixtures
 
 SUITE = "hicache_shared.testing.suite"
-REASON = "__overrides_because__"
 
 Test = TypeVar("Test", bound=Callable[..., object])
 
@@ -22,8 +22,8 @@ def overrides(reason: str) -> Callable[[Test], Test]:
     Raises:
         ValueError: there is no reason.
     """
-    if not reason.strip():
-        raise ValueError("an override of the suite needs a reason")
+    if not isinstance(reason, str) or not reason.strip():
+        raise ValueError("an override of the suite needs a reason: @overrides('...')")
 
     def mark(test: Test) -> Test:
         setattr(test, REASON, reason)
