@@ -170,7 +170,7 @@ def run_peer(session: nox.Session, path: Path, env: dict[str, str | None]) -> No
         str(path),
         # It may end its process or hang in native code: that is a failure of the test.
         *("--numprocesses=1", "--dist=load", "--timeout=60", "--timeout-method=thread"),
-        "--hicache-fail-once",
+        *("--hicache-faults", "--hicache-fail-once"),
         "--hicache-layouts=page_first,page_head",
         # The libraries that SGLang imports warn of many things.
         *("-W", "default", "--quiet", "--tb=line", "--show-capture=no", "-rN"),

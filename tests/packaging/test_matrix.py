@@ -107,7 +107,7 @@ def test_a_verdict_that_changed_is_shown_with_what_to_do(
     error = capsys.readouterr().err
     assert "-| calls after close |  | passes | not supported |" in error
     assert "+| calls after close |  | not supported | not supported |" in error
-    assert "python3.12 -m tools.matrix" in error
+    assert "nox -s matrix -- --write" in error
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ NOTES = "matrix-notes.toml"
 
 DIFFERS = """\
 docs/{name} differs from the runs. If they are right, write it anew and commit it:
-    python3.12 -m tools.matrix {reports}
+    python3 -m nox -s matrix -- --write
 """
 
 
@@ -39,14 +39,14 @@ def main(arguments: list[str] | None = None, docs: Path = DOCS) -> int:
         "matrix.md": table.as_markdown(runs, checked),
     }
     if options.check:
-        same = [_is_same(docs / name, text, options) for name, text in made.items()]
+        same = [_is_same(docs / name, text) for name, text in made.items()]
         return 0 if all(same) else 1
     for name, text in made.items():
         (docs / name).write_text(text)
     return 0
 
 
-def _is_same(path: Path, text: str, options: argparse.Namespace) -> bool:
+def _is_same(path: Path, text: str) -> bool:
     """Whether the committed file is what the runs give; shows what differs."""
     before = path.read_text() if path.exists() else ""
     if before == text:
@@ -55,9 +55,7 @@ def _is_same(path: Path, text: str, options: argparse.Namespace) -> bool:
         before.splitlines(), text.splitlines(), f"docs/{path.name}", "the runs", n=0, lineterm=""
     )
     print(*lines, sep="\n", file=sys.stderr)
-    print(
-        DIFFERS.format(name=path.name, reports=" ".join(map(str, options.reports))), file=sys.stderr
-    )
+    print(DIFFERS.format(name=path.name), file=sys.stderr)
     return False
 
 
