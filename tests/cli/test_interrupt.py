@@ -18,8 +18,11 @@ from hicache_shared.cli.output import print_json
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from hicache_shared.cli import main, report
+
+# A process that a shell started in the background ignores it, and so would this one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def step(bar, text):
     print(text, file=sys.stderr, flush=True)
