@@ -169,7 +169,7 @@ def run_peer(session: nox.Session, path: Path, env: dict[str, str | None]) -> No
         "pytest",
         str(path),
         # It may end its process or hang in native code: that is a failure of the test.
-        *("--numprocesses=1", "--dist=load", "--timeout=60", "--timeout-method=thread"),
+        *("--numprocesses=1", "--dist=load", "--timeout=90", "--timeout-method=thread"),
         *("--hicache-faults", "--hicache-fail-once"),
         "--hicache-layouts=page_first,page_head",
         # The libraries that SGLang imports warn of many things.
