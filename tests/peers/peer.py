@@ -47,35 +47,30 @@ class PeerHarness(Harness):
         return backend
 
 
-class Files:
-    """A way behind a store that keeps each object in a file: the key is its path in the folder.
+class FilesHarness(PeerHarness):
+    """A backend that keeps each object in a file: the key is its path in the folder.
 
-    Args:
-        folder: all files are under it.
+    Attributes:
         pattern: of the objects' file names.
+        folder: all files are under it.
     """
 
-    def __init__(self, folder: Path, pattern: str) -> None:
-        self.folder = folder
-        self._pattern = pattern
+    pattern: ClassVar[str]
+    folder: Path
 
-    def keys(self) -> list[str]:
-        found = self.folder.rglob(self._pattern)
+    def raw_keys(self) -> list[str]:
+        found = self.folder.rglob(self.pattern)
         return sorted(str(path.relative_to(self.folder)) for path in found if path.is_file())
 
-    def get(self, key: str) -> bytes | None:
+    def raw_get(self, key: str) -> bytes | None:
         path = self.folder / key
         return path.read_bytes() if path.exists() else None
 
-    def put(self, key: str, value: bytes) -> None:
+    def raw_put(self, key: str, value: bytes) -> None:
         (self.folder / key).write_bytes(value)
 
-    def delete(self, key: str) -> None:
+    def raw_delete(self, key: str) -> None:
         (self.folder / key).unlink(missing_ok=True)
-
-    def empty(self) -> None:
-        for key in self.keys():
-            self.delete(key)
 
 
 @contextmanager

@@ -6,39 +6,29 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from hicache_shared.testing import BackendSuite, Capabilities
-from tests.peers.peer import Files, PeerHarness
+from tests.peers.peer import FilesHarness
 
 
-class HiCacheFileHarness(PeerHarness):
+class HiCacheFileHarness(FilesHarness):
     name = "HiCacheFile"
     kind = "file"
+    pattern = "*.bin"
     capabilities = Capabilities(raw=True, restart=True, flat=True)
     requires = ("sglang", "torch")
     distributions = ("sglang",)
 
     def __init__(self) -> None:
         super().__init__()
-        self._folder = TemporaryDirectory(prefix="hicache_file_")
-        self._files = Files(Path(self._folder.name), "*.bin")
-        self.extra_config = {"file_storage_path": self._folder.name}
+        self._temporary = TemporaryDirectory(prefix="hicache_file_")
+        self.folder = Path(self._temporary.name)
+        self.extra_config = {"file_storage_path": self._temporary.name}
 
     def forget(self) -> None:
-        self._files.empty()
-
-    def raw_keys(self) -> list[str]:
-        return self._files.keys()
-
-    def raw_get(self, key: str) -> bytes | None:
-        return self._files.get(key)
-
-    def raw_put(self, key: str, value: bytes) -> None:
-        self._files.put(key, value)
-
-    def raw_delete(self, key: str) -> None:
-        self._files.delete(key)
+        for key in self.raw_keys():
+            self.raw_delete(key)
 
     def close(self) -> None:
-        self._folder.cleanup()
+        self._temporary.cleanup()
 
 
 class TestHiCacheFile(BackendSuite):

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from hicache_shared.testing import BackendSuite, Capabilities
-from tests.peers.peer import Files, PeerHarness, replaced
+from tests.peers.peer import FilesHarness, replaced
 
-BLOCK = "[0-9a-f]" * 32
 STORE = {
     "posix_io_engine": "psync",
     "io_direct": False,
@@ -26,9 +25,10 @@ STORE = {
 """Settings of PosixStore that suit any page size and file system, as hicache-ucm has them."""
 
 
-class UcmAdapterHarness(PeerHarness):
+class UcmAdapterHarness(FilesHarness):
     name = "UnifiedCacheStore"
     kind = "dynamic"
+    pattern = "[0-9a-f]" * 32
     capabilities = Capabilities(raw=True, restart=True, zero_copy=True, layouts=("page_first",))
     requires = ("sglang", "torch", "ucm")
     distributions = ("sglang", "uc-manager-cuda-cu129")
@@ -36,8 +36,7 @@ class UcmAdapterHarness(PeerHarness):
     def __init__(self) -> None:
         super().__init__()
         self._stack = ExitStack()
-        folder = self._stack.enter_context(TemporaryDirectory(prefix="ucm_adapter_"))
-        self._folder = Path(folder)
+        self._parent = Path(self._stack.enter_context(TemporaryDirectory(prefix="ucm_adapter_")))
         connector: Any = importlib.import_module("ucm.integration.sglang.ucm_connector")
         # It asks for the rank in a process group, which exists in an engine only.
         group = SimpleNamespace(local_rank=0)
@@ -52,25 +51,13 @@ class UcmAdapterHarness(PeerHarness):
 
     def forget(self) -> None:
         """Go on in another folder: a process has one model a folder, as an engine has."""
-        for before in self._folder.iterdir():
+        for before in self._parent.iterdir():
             shutil.rmtree(before)
-        self._files = Files(Path(mkdtemp(dir=self._folder)), BLOCK)
+        self.folder = Path(mkdtemp(dir=self._parent))
         self.extra_config["kv_connector_extra_config"] = {
             "ucm_connector_name": "UcmPipelineStore",
-            "ucm_connector_config": {"storage_backends": str(self._files.folder), **STORE},
+            "ucm_connector_config": {"storage_backends": str(self.folder), **STORE},
         }
-
-    def raw_keys(self) -> list[str]:
-        return self._files.keys()
-
-    def raw_get(self, key: str) -> bytes | None:
-        return self._files.get(key)
-
-    def raw_put(self, key: str, value: bytes) -> None:
-        self._files.put(key, value)
-
-    def raw_delete(self, key: str) -> None:
-        self._files.delete(key)
 
     def close(self) -> None:
         self._stack.close()
