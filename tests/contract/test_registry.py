@@ -112,6 +112,16 @@ def test_an_mha_draft_beside_an_mla_target_is_refused_by_name_at_tp_2_with_dynam
         with_draft(mha(), mla_target=True, tp_size=2, extra=V1)
 
 
+def test_an_mha_draft_beside_an_mla_target_is_refused_under_the_name_mori_and_not_mooncake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LoggedBackend, "in_tree_name", "mori")
+    with pytest.raises(LayoutError, match=r"'draft' holds attention heads .* rank 0 .* mori"):
+        with_draft(mha(), mla_target=True, tp_size=2)
+    monkeypatch.setattr(LoggedBackend, "in_tree_name", "mooncake")
+    with_draft(mha(), mla_target=True, tp_size=2).close()
+
+
 def test_an_mha_draft_beside_an_mla_target_works_at_tp_1_with_dynamic() -> None:
     backend = with_draft(mha(), mla_target=True, tp_size=1, extra=V1)
     assert backend.batch_set_v2([transfer("draft", ["a"], [0])]) == {"draft": [True]}

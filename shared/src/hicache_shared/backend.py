@@ -58,6 +58,8 @@ class HiCacheBackend(HiCacheStorage):
 
     name: ClassVar[str]
     config_type: ClassVar[type[CommonConfig]] = CommonConfig
+    in_tree_name: ClassVar[str] = ""
+    """Of SGLang's own storage backend that this class is loaded in place of, if it is for one."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Any = None) -> None:
         self.config = load(self.config_type, storage_config.extra_config)
@@ -76,6 +78,7 @@ class HiCacheBackend(HiCacheStorage):
             storage_config,
             flat_kv=flat_kv,
             draft_model=self.config.draft_model_id or "",
+            in_tree_name=self.in_tree_name,
         )
         self._namespace = model.text()
         self._stats = Stats(keep_samples=storage_config.enable_storage_metrics)

@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 
 KV = str(PoolName.KV)
 
+RANK_0_ALONE = ("dynamic", "mori")
+"""Storage backends with which SGLang backs up attention heads beside an MLA target on rank 0
+alone; with ``mooncake`` it does on every rank (``HybridCacheController.should_backup``)."""
+
 SMALL_PART_BYTES = 8192
 """A part costs a store a system call, about as long as it takes to copy this much."""
 
@@ -44,6 +48,7 @@ class PoolRegistry:
         config: this rank's place.
         flat_kv: whether KV pages come in flat form (no ``"interface_v1": 1``).
         draft_model: the checkpoint of the draft pools.
+        in_tree_name: of SGLang's storage backend that the backend is loaded as, if of any.
     """
 
     def __init__(
@@ -54,12 +59,14 @@ class PoolRegistry:
         *,
         flat_kv: bool,
         draft_model: str = "",
+        in_tree_name: str = "",
     ) -> None:
         self._store = store
         self._model = model
         self._config = config
         self._flat_kv = flat_kv
         self._draft_model = draft_model
+        self._in_tree_name = in_tree_name
         self._pools: dict[str, RegisteredPool] = {}
         self._staging: dict[tuple[StoredPool, Operation], StagingArea] = {}
         self._page_tokens = 0
@@ -194,10 +201,11 @@ class PoolRegistry:
                 f"buffers a page and this store takes {most}; {way_out}"
             )
         config = self._config
-        if config.is_mla_model and config.tp_size > 1 and layout.per_head and _is_dynamic(config):
+        name = "dynamic" if _is_dynamic(config) else self._in_tree_name
+        if config.is_mla_model and config.tp_size > 1 and layout.per_head and name in RANK_0_ALONE:
             raise LayoutError(
                 f"pool {layout.name!r} holds attention heads beside an MLA target: SGLang backs it "
-                f"up on rank 0 alone with --hicache-storage-backend dynamic, so the other "
+                f"up on rank 0 alone with --hicache-storage-backend {name}, so the other "
                 f"{config.tp_size - 1} ranks would never hit; run with TP 1 or without L3 storage"
             )
 

@@ -11,9 +11,11 @@ from sglang.srt.mem_cache.storage.umbp.umbp_host_allocator import UMBPHostTensor
 
 from hicache_shared.contract import PoolTransfer
 from hicache_shared.errors import LayoutError
+from hicache_shared.hostpool import MHAGeometry, MHAHostPool
 from tests.sglang.takeover.pools import (
     KEYS,
     PAGE,
+    PAGES,
     Start,
     attached,
     config,
@@ -113,12 +115,6 @@ def test_mooncake_takes_a_draft_of_attention_heads_beside_mla_which_dynamic_refu
         backend.close()
 
 
-class DraftPool:
-    """As much of an MHA host pool as is looked at before it is refused."""
-
-    head_num = 1
-
-
 @pytest.mark.backend("umbp")
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
 def test_pages_in_moris_own_host_memory_go_through_a_standalone_server(
@@ -148,6 +144,12 @@ def test_mori_refuses_a_draft_of_attention_heads_beside_mla_that_rank_0_alone_wo
     start("mori")
     pool = mla_pool("page_first", "mori")
     backend = attached("mori", pool, config((1, 2), namespace="draft"))
+    draft = MHAHostPool(
+        MHAGeometry(layers=1, head_num=2, head_dim=8),
+        pages=PAGES,
+        page_size=PAGE,
+        layout="page_first",
+    )
     with pytest.raises(LayoutError, match=r"'draft' holds attention heads.*rank 0 alone"):
-        backend.register_mem_host_pool_v2(DraftPool(), "draft")
+        backend.register_mem_host_pool_v2(draft, "draft")
     backend.close()

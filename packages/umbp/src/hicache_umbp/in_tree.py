@@ -10,7 +10,6 @@ from typing import Any
 
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.errors import LayoutError
-from hicache_shared.identity import DRAFT_POOLS
 from hicache_umbp.backend import UmbpBackend
 
 
@@ -26,32 +25,16 @@ class MoriBackend(UmbpBackend):
         ConfigError, BackendUnavailableError: as :class:`UmbpBackend`.
     """
 
+    in_tree_name = "mori"
+
     def __init__(self, storage_config: HiCacheStorageConfig, host_pool: Any = None) -> None:
         # Before the client exists: SGLang takes back the whole attachment when this raises.
         _refuse_envelopes(host_pool)
-        self._rank0_alone = storage_config.is_mla_model and storage_config.tp_size > 1
         super().__init__(storage_config, host_pool)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
         _refuse_envelopes(mem_pool_host)
         super().register_mem_pool_host(mem_pool_host)
-
-    def register_mem_host_pool_v2(self, host_pool: Any, host_pool_name: Any) -> None:
-        """Register a pool by name.
-
-        Raises:
-            LayoutError: it cannot be stored, or holds a draft model's attention heads beside
-                an MLA target: SGLang backs those up on every rank for ``mooncake`` alone
-                (``HybridCacheController.should_backup``).
-        """
-        name = str(host_pool_name)
-        if name in DRAFT_POOLS and self._rank0_alone and hasattr(host_pool, "head_num"):
-            raise LayoutError(
-                f"pool {name!r} holds attention heads beside an MLA target: with storage backend "
-                "'mori' SGLang backs it up on rank 0 alone, so the other ranks would never hit; "
-                "run with TP 1, without L3 storage, or on 'mooncake'"
-            )
-        super().register_mem_host_pool_v2(host_pool, host_pool_name)
 
 
 def _refuse_envelopes(pool: Any) -> None:
