@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -23,7 +24,7 @@ REASON = "__overrides_because__"
 """The attribute of a test that stands in for one of the suite: why it does."""
 
 NOT_SUPPORTED = "not supported"
-"""How the reason of a skipped test begins where the backend lacks a capability."""
+"""A verdict, and how the reason of a skipped test begins where a backend lacks a capability."""
 
 OVERRIDDEN = "overridden"
 NOT_RUN = "not run"
@@ -53,7 +54,7 @@ class Behaviour:
 
     @property
     def verdict(self) -> str:
-        for outcome in ("failed", OVERRIDDEN, "passed", "not supported", "skipped"):
+        for outcome in ("failed", OVERRIDDEN, "passed", NOT_SUPPORTED, "skipped"):
             if self.counts[outcome]:
                 return outcome
         return NOT_RUN
@@ -142,7 +143,8 @@ class Report:
         }
 
 
-def versions_of(distributions: Iterable[str]) -> str:
+@cache  # asked for each test, and looked up on disk
+def versions_of(distributions: tuple[str, ...]) -> str:
     """JSON of the versions of the distributions that are installed."""
     found: dict[str, str] = {}
     for name in distributions:
@@ -158,7 +160,7 @@ def _outcome(report: pytest.TestReport) -> str:
         return report.outcome
     if hasattr(report, "wasxfail"):
         return "failed"
-    return "not supported" if _reason(report).startswith(NOT_SUPPORTED) else "skipped"
+    return NOT_SUPPORTED if _reason(report).startswith(NOT_SUPPORTED) else "skipped"
 
 
 def _reason(report: pytest.TestReport) -> str:
