@@ -23,10 +23,10 @@ nox.options.reuse_venv = "yes"
 
 ROOT = Path(__file__).parent
 PYTHON = "3.12"
+PYTHONS = ["3.11", PYTHON]
+
 TESTS_FAILED = 1
 """pytest's exit code where tests ran, and some failed."""
-
-PYTHONS = ["3.11", PYTHON]
 
 if sys.version_info[:2] != (3, 12) and shutil.which("python3.12") is None:
     # nox would skip the sessions and call that a success.

@@ -7,7 +7,7 @@ from folder_backend import FolderBackend
 
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.testing import BackendSuite, Capabilities, Harness
-from hicache_shared.testing.harness import IDENTITY_FIELDS
+from hicache_shared.testing.harness import IDENTITY_FIELDS, with_extra
 
 
 class FolderHarness(Harness):
@@ -20,8 +20,7 @@ class FolderHarness(Harness):
         self._folder = TemporaryDirectory()
 
     def make(self, config: HiCacheStorageConfig) -> FolderBackend:
-        config.extra_config = {**(config.extra_config or {}), "folder": self._folder.name}
-        return FolderBackend(config, {})
+        return FolderBackend(with_extra(config, {"folder": self._folder.name}), {})
 
     def raw_keys(self) -> list[str]:
         return [str(path) for path in Path(self._folder.name).rglob("*") if path.is_file()]

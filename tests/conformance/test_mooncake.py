@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from threading import Event
 from typing import Any, cast
 
@@ -20,7 +19,7 @@ from hicache_mooncake.testing import RawAccessError, RawMooncake
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import Code
 from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
-from hicache_shared.testing.harness import IDENTITY_FIELDS
+from hicache_shared.testing.harness import IDENTITY_FIELDS, RawHarness, with_extra
 
 pytestmark = pytest.mark.backend("mooncake")
 
@@ -81,7 +80,7 @@ class Cluster:
         self.master.__exit__(None, None, None)
 
 
-class MooncakeHarness(Harness):
+class MooncakeHarness(RawHarness):
     name = "mooncake"
     capabilities = Capabilities(
         raw=True,
@@ -153,17 +152,9 @@ class MooncakeHarness(Harness):
         extra_config = addressed(self._cluster.master, config).extra_config or {}
         return ElsewhereSpec("hicache_mooncake:MooncakeBackend", extra_config)
 
-    def raw_keys(self) -> list[str]:
-        return self._cluster.raw.raw_keys()
-
-    def raw_get(self, key: str) -> bytes | None:
-        return self._cluster.raw.raw_get(key)
-
-    def raw_put(self, key: str, value: bytes) -> None:
-        self._cluster.raw.raw_put(key, value)
-
-    def raw_delete(self, key: str) -> None:
-        self._cluster.raw.raw_delete(key)
+    @property
+    def raw(self) -> RawMooncake:
+        return self._cluster.raw
 
     def close(self) -> None:
         self._cluster.close()
@@ -220,8 +211,7 @@ def addressed(
         "protocol": "tcp",
         "global_segment_size": "64mb",
     }
-    extra_config = {**address, **extra, **(config.extra_config or {})}
-    return replace(config, extra_config=extra_config)
+    return with_extra(config, {**address, **extra})
 
 
 def fill(raw: RawMooncake) -> list[str]:

@@ -6,7 +6,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from threading import Event
@@ -17,8 +16,8 @@ import numpy.typing as npt
 import pytest
 
 from hicache_shared.contract import HiCacheStorageConfig
-from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
-from hicache_shared.testing.harness import IDENTITY_FIELDS
+from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Holding
+from hicache_shared.testing.harness import IDENTITY_FIELDS, RawHarness, with_extra
 from hicache_ucm import UcmBackend
 from hicache_ucm.client import Addresses, NativeError, NativeModule, NativeStore
 from hicache_ucm.config import UcmConfig
@@ -98,7 +97,7 @@ class WatchedModule(NativeModule):
         return WatchedNative(native, self._watch)
 
 
-class UcmHarness(Harness):
+class UcmHarness(RawHarness):
     """A root of UCM's own inside a folder, which it removes at the end."""
 
     name = "ucm"
@@ -182,17 +181,9 @@ class UcmHarness(Harness):
         for path in self._root.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def raw_keys(self) -> list[str]:
-        return self._raw.raw_keys()
-
-    def raw_get(self, key: str) -> bytes | None:
-        return self._raw.raw_get(key)
-
-    def raw_put(self, key: str, value: bytes) -> None:
-        self._raw.raw_put(key, value)
-
-    def raw_delete(self, key: str) -> None:
-        self._raw.raw_delete(key)
+    @property
+    def raw(self) -> RawUcm:
+        return self._raw
 
     def close(self) -> None:
         self._stack.close()
@@ -210,7 +201,7 @@ class UcmHarness(Harness):
 def _rooted(config: HiCacheStorageConfig, root: Path) -> HiCacheStorageConfig:
     # Few folders, as each test makes and removes them for each pool.
     ours = {"root": str(root), "data_dir_shard_bytes": 0}
-    return replace(config, extra_config={**ours, **(config.extra_config or {})})
+    return with_extra(config, ours)
 
 
 class TmpfsHarness(UcmHarness):

@@ -16,7 +16,7 @@ import pytest
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.hostmem import aligned_bytes
 from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
-from hicache_shared.testing.harness import IDENTITY_FIELDS, storage_config
+from hicache_shared.testing.harness import IDENTITY_FIELDS, RawHarness, storage_config, with_extra
 from hicache_umbp import UmbpBackend
 from hicache_umbp.backend import epochs_of
 from hicache_umbp.client import UmbpClient, native_module
@@ -102,7 +102,7 @@ def client_of(settings: dict[str, Any]) -> UmbpClient:
     return mode_of(config, storage_config(is_mla_model=False)).connect([])
 
 
-class UmbpHarness(Harness):
+class UmbpHarness(RawHarness):
     """What both modes share. ``settings`` are those of the store that tests share."""
 
     capabilities = Capabilities(
@@ -136,10 +136,10 @@ class UmbpHarness(Harness):
             def open_store(_, config: UmbpConfig, storage_config: object) -> UmbpStore:  # noqa: N805
                 return UmbpStore(Session(mode), self._epochs, allocate=self.allocate)
 
-        return LentClientBackend(with_settings(config, self._settings), {})
+        return LentClientBackend(with_extra(config, self._settings), {})
 
     def make_own(self, config: HiCacheStorageConfig) -> UmbpBackend:
-        return UmbpBackend(with_settings(config, self._settings), {})
+        return UmbpBackend(with_extra(config, self._settings), {})
 
     @contextmanager
     def fault(self) -> Iterator[None]:
@@ -169,32 +169,20 @@ class UmbpHarness(Harness):
         """A client of a store that is full for good, and that knows the session's memory."""
         raise NotImplementedError
 
-    def raw_keys(self) -> list[str]:
-        return self._lent.raw_keys()
-
-    def raw_get(self, key: str) -> bytes | None:
-        return self._lent.raw_get(key)
-
-    def raw_put(self, key: str, value: bytes) -> None:
-        self._lent.raw_put(key, value)
-
-    def raw_delete(self, key: str) -> None:
-        self._lent.raw_delete(key)
+    @property
+    def raw(self) -> LentClient:
+        return self._lent
 
     @contextmanager
     def _limited_backend(
         self, config: HiCacheStorageConfig, settings: dict[str, Any]
     ) -> Iterator[UmbpBackend]:
-        self._limited = UmbpBackend(with_settings(config, settings), {})
+        self._limited = UmbpBackend(with_extra(config, settings), {})
         try:
             yield self._limited
         finally:
             self._limited.close()
             self._limited = None
-
-
-def with_settings(config: HiCacheStorageConfig, extra: dict[str, Any]) -> HiCacheStorageConfig:
-    return replace(config, extra_config={**extra, **(config.extra_config or {})})
 
 
 def fill(client: UmbpClient, memory: npt.NDArray[np.uint8]) -> None:
@@ -273,7 +261,7 @@ class StandaloneHarness(UmbpHarness):
     def elsewhere(self, config: HiCacheStorageConfig) -> ElsewhereSpec:
         return ElsewhereSpec(
             "hicache_umbp:UmbpBackend",
-            with_settings(config, self._settings).extra_config or {},
+            with_extra(config, self._settings).extra_config or {},
             allocate="hicache_umbp.memory:shared_bytes",
         )
 
@@ -301,7 +289,7 @@ class ServerHarness(Harness):
         self._server.__enter__()
 
     def make(self, config: HiCacheStorageConfig) -> UmbpBackend:
-        return UmbpBackend(with_settings(config, {"standalone_address": self._server.address}), {})
+        return UmbpBackend(with_extra(config, {"standalone_address": self._server.address}), {})
 
     def allocate(self, nbytes: int) -> npt.NDArray[np.uint8]:
         return shared_bytes(nbytes)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
 from hicache_shared.errors import ConfigError
 from hicache_shared.testing import Harness
+from hicache_shared.testing.harness import with_extra
 
 PAGE_LAYOUTS = ("page_first", "page_first_direct", "page_head")
 """SGLang switches Mooncake away from layer_first, which UMBP refuses."""
@@ -42,7 +43,7 @@ class PeerHarness(Harness):
     ) -> HiCacheStorage:
         if config.dcp_size > 1 and self.kind not in DCP_KINDS:
             raise ConfigError(f"SGLang refuses decode context parallelism with {self.kind!r}")
-        config.extra_config = {**self.extra_config, **(config.extra_config or {})}
+        config = with_extra(config, self.extra_config)
         backend: HiCacheStorage = self._factory.create_backend(self.kind, config, anchor)
         return backend
 

@@ -10,6 +10,7 @@ from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.testing import RawMooncake
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
 from hicache_shared.testing import BackendSuite, Capabilities
+from hicache_shared.testing.harness import RawHarness
 from tests.peers.peer import PAGE_LAYOUTS, PeerHarness, replaced
 
 SEGMENT_BYTES = 1 << 30
@@ -43,7 +44,7 @@ class LentStore:
             self._native.unregister_buffer(self._registered.pop())
 
 
-class MooncakeStoreHarness(PeerHarness):
+class MooncakeStoreHarness(RawHarness, PeerHarness):
     name = "MooncakeStore"
     kind = "mooncake"
     capabilities = Capabilities(raw=True, restart=True, zero_copy=True, layouts=PAGE_LAYOUTS)
@@ -83,17 +84,9 @@ class MooncakeStoreHarness(PeerHarness):
     def forget(self) -> None:
         self._raw.client.remove(self._raw.raw_keys())
 
-    def raw_keys(self) -> list[str]:
-        return self._raw.raw_keys()
-
-    def raw_get(self, key: str) -> bytes | None:
-        return self._raw.raw_get(key)
-
-    def raw_put(self, key: str, value: bytes) -> None:
-        self._raw.raw_put(key, value)
-
-    def raw_delete(self, key: str) -> None:
-        self._raw.raw_delete(key)
+    @property
+    def raw(self) -> RawMooncake:
+        return self._raw
 
     def close(self) -> None:
         self._stack.close()

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from hicache_shared.errors import LayoutError
 from hicache_shared.hostmem import Region, RegionSet, all_inside, merged
-from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, StoredPool
+from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, StoredPool, spans_of
 
 FULL_PAUSES_S = (0.001, 0.004, 0.016)
 """How long a put that found no space waits before it tries again, seconds."""
@@ -158,11 +158,8 @@ class MemoryStore:
 
     def _pages(self, batch: PageBatch) -> list[Page]:
         """The full key, and address and size of each component, of every page of a batch."""
-        sizes = batch.pool.layout.component_bytes
         pages = []
-        for key, where in zip(batch.hashes, batch.addresses, strict=True):
-            addresses = where if isinstance(where, list) else [where]
-            spans = list(zip(addresses, sizes, strict=True))
+        for key, spans in spans_of(batch):
             if not all_inside(self._ordered, spans):
                 raise LayoutError(f"pool {batch.pool.name!r}: a page outside registered memory")
             pages.append((batch.pool.prefix + key, spans))

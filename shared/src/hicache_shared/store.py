@@ -172,15 +172,22 @@ class PageStore(Protocol):
         return
 
 
+def spans_of(batch: PageBatch) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+    """The hash of each page of a batch, and address and bytes of its components."""
+    sizes = batch.pool.layout.component_bytes
+    places: Sequence[int | list[int]] = batch.addresses
+    for page_hash, place in zip(batch.hashes, places, strict=True):
+        addresses = place if isinstance(place, list) else [place]
+        yield page_hash, list(zip(addresses, sizes, strict=True))
+
+
 def parts_of(batch: PageBatch) -> Iterator[tuple[str, list[memoryview]]]:
     """The hash of each page of a batch, and the host memory of its components, writable bytes.
 
     For stores written in Python; a native client takes the addresses.
     """
-    sizes = batch.pool.layout.component_bytes
-    for page_hash, where in zip(batch.hashes, batch.addresses, strict=True):
-        addresses = where if isinstance(where, list) else [where]
-        yield page_hash, list(map(_memory, addresses, sizes))
+    for page_hash, spans in spans_of(batch):
+        yield page_hash, [_memory(*span) for span in spans]
 
 
 def _memory(address: int, nbytes: int) -> memoryview:

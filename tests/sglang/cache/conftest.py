@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,28 +11,18 @@ import pytest
 
 from hicache_shared import plugins
 from hicache_shared.plugins import ServeOptions
-from tests.sglang import stand_ins
+from tests.sglang.imports import left_out_without_sglang, mark
 
 HERE = Path(__file__).parent
 STORE_BYTES = 256 << 20
 
-if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("transformers") is None:
-    collect_ignore_glob = ["test_*.py"]
-else:
-    stand_ins.install()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SGLang's, torch's and transformers' own, on import
-        import tests.sglang.cache.serving  # noqa: F401
+collect_ignore_glob = left_out_without_sglang("tests.sglang.cache.serving")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """SGLang's warnings are not ours to mend; a thread that dies is."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(
-                pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-            )
-            item.add_marker(pytest.mark.filterwarnings("default"))
+    """A thread that dies is a failure."""
+    dies = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+    mark(items, HERE, dies)
 
 
 @pytest.fixture(

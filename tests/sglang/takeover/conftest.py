@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
@@ -13,26 +11,18 @@ import pytest
 
 from hicache_shared import takeover
 from hicache_shared.plugins import ServeOptions, find
-from tests.sglang import stand_ins
+from tests.sglang.imports import left_out_without_sglang, mark
 
 HERE = Path(__file__).parent
 
-if importlib.util.find_spec("sglang") is None or importlib.util.find_spec("transformers") is None:
-    collect_ignore_glob = ["test_*.py"]
-else:
-    stand_ins.install()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SGLang's, torch's and transformers' own, on import
-        import tests.sglang.takeover.pools  # noqa: F401
+collect_ignore_glob = left_out_without_sglang("tests.sglang.takeover.pools")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """SGLang's warnings are not ours to mend, and its loader finds distributions alone."""
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.filterwarnings("default"))
-            if not any(True for _ in distributions(name="hicache-shared")):
-                item.add_marker(pytest.mark.skip(reason="hicache-shared is not installed"))
+    """SGLang's loader finds distributions alone."""
+    installed = any(True for _ in distributions(name="hicache-shared"))
+    skip = pytest.mark.skip(reason="hicache-shared is not installed")
+    mark(items, HERE, *([] if installed else [skip]))
 
 
 @pytest.fixture

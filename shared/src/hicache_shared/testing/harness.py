@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -214,12 +214,43 @@ class Harness(ABC):
 
     def raw_corrupt(self, key: str) -> None:
         """Change one byte of an object, in its middle, and keep its size."""
-        value = bytearray(self.raw_get(key) or b"")
-        value[len(value) // 2] ^= 0xFF
-        self.raw_put(key, bytes(value))
+        self.raw_put(key, corrupted(self.raw_get(key) or b""))
 
     def close(self) -> None:
         """Stop what was started."""
+
+
+class RawObjects(Protocol):
+    """What adapters have behind the contract: a store's objects by their full key."""
+
+    def raw_keys(self) -> list[str]: ...
+
+    def raw_get(self, key: str, /) -> bytes | None: ...
+
+    def raw_put(self, key: str, value: bytes, /) -> None: ...
+
+    def raw_delete(self, key: str, /) -> object: ...
+
+
+class RawHarness(Harness):
+    """A harness whose way behind the contract is an object of the adapter's."""
+
+    @property
+    @abstractmethod
+    def raw(self) -> RawObjects:
+        """The objects of the store that all backends share."""
+
+    def raw_keys(self) -> list[str]:
+        return self.raw.raw_keys()
+
+    def raw_get(self, key: str) -> bytes | None:
+        return self.raw.raw_get(key)
+
+    def raw_put(self, key: str, value: bytes) -> None:
+        self.raw.raw_put(key, value)
+
+    def raw_delete(self, key: str) -> None:
+        self.raw.raw_delete(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +301,18 @@ class Holding:
             waiting, leave = held
             waiting.set()
             leave.wait(HOLD_S)
+
+
+def corrupted(value: bytes) -> bytes:
+    """The bytes with one changed, in their middle."""
+    changed = bytearray(value)
+    changed[len(changed) // 2] ^= 0xFF
+    return bytes(changed)
+
+
+def with_extra(config: HiCacheStorageConfig, extra: Mapping[str, Any]) -> HiCacheStorageConfig:
+    """The configuration with settings for those that its extra config leaves open."""
+    return replace(config, extra_config={**extra, **(config.extra_config or {})})
 
 
 def storage_config(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
 from hicache_shared.errors import ConfigError
-from hicache_shared.testing.harness import Capabilities, Harness
+from hicache_shared.testing.harness import Capabilities, Harness, with_extra
 
 
 class NamedClassHarness(Harness):
@@ -22,8 +22,7 @@ class NamedClassHarness(Harness):
     extra_config: ClassVar[dict[str, Any]]
 
     def make(self, config: HiCacheStorageConfig) -> HiCacheStorage:
-        config.extra_config = {**self.extra_config, **(config.extra_config or {})}
-        return self.backend_class(config, {})  # type: ignore[call-arg]
+        return self.backend_class(with_extra(config, self.extra_config), {})  # type: ignore[call-arg]
 
 
 def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:

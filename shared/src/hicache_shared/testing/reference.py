@@ -15,7 +15,14 @@ from uuid import uuid4
 from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.memory import Kept, Shelf
 from hicache_shared.memory_backend import MemoryBackend, shelf_named
-from hicache_shared.testing.harness import IDENTITY_FIELDS, Capabilities, Harness, Holding
+from hicache_shared.testing.harness import (
+    IDENTITY_FIELDS,
+    Capabilities,
+    Harness,
+    Holding,
+    corrupted,
+    with_extra,
+)
 
 FILLER = "filler"
 """Key of the object that takes up what is left of a limited shelf."""
@@ -112,10 +119,7 @@ class MemoryHarness(Harness):
     def raw_corrupt(self, key: str) -> None:
         """Change a byte, and leave the checksum as it was."""
         kept = self._shelf.objects[key]
-        changed = bytearray(kept.page)
-        changed[len(changed) // 2] ^= 0xFF
-        self._shelf.objects[key] = Kept(bytes(changed), kept.crc)
+        self._shelf.objects[key] = Kept(corrupted(kept.page), kept.crc)
 
     def _on(self, shelf_name: str, config: HiCacheStorageConfig) -> MemoryBackend:
-        config.extra_config = {**(config.extra_config or {}), "shelf": shelf_name}
-        return self.backend_type(config, {})
+        return self.backend_type(with_extra(config, {"shelf": shelf_name}), {})
