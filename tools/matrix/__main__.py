@@ -1,4 +1,4 @@
-"""``python3.12 -m tools.matrix REPORT... [--check]``."""
+"""``python3.12 -m tools.matrix REPORT... [--again REPORT...] [--check | --surprises]``."""
 
 from __future__ import annotations
 
@@ -22,14 +22,25 @@ def main(arguments: list[str] | None = None, docs: Path = DOCS) -> int:
     """Write the table, or compare it. Returns 0, or 1 where something does not fit."""
     parser = argparse.ArgumentParser(prog="python3.12 -m tools.matrix", description=__doc__)
     parser.add_argument("reports", nargs="+", type=Path, help="of pytest's --hicache-report")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
+    parser.add_argument(
+        "--again", nargs="*", type=Path, default=[], help="of second runs, which stand in"
+    )
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", action="store_true", help="write nothing; fail if it differs")
+    mode.add_argument(
+        "--surprises", action="store_true", help="print the tests that do not fit the notes"
+    )
     options = parser.parse_args(arguments)
     try:
-        runs = reports.read(options.reports)
+        runs = reports.read(options.reports, options.again)
         checked = notes.load(docs / NOTES)
     except reports.MatrixError as error:
         print(error, file=sys.stderr)
         return 1
+    if options.surprises:
+        for name, run in runs.items():
+            print(*checked.surprises(name, run), sep="\n")
+        return 0
     if problems := [*checked.problems(runs)]:
         print(f"the runs and docs/{NOTES} do not fit:", file=sys.stderr)
         print(*(f"- {problem}" for problem in problems), sep="\n", file=sys.stderr)

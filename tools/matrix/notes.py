@@ -51,17 +51,26 @@ class Notes:
         for test in sorted(self.beyond.keys() - tests):
             yield f"[beyond] has {test}, which is no test of the suite: remove it"
 
+    def surprises(self, name: str, run: Run) -> list[str]:
+        """Tests that a peer failed and that have no note, or passed though they have one."""
+        may_fail = self.causes.get(name, {}).keys()
+        must_fail = may_fail - self.at_times.get(name, ())
+        failed, passed = (
+            {test for test, found in run.verdicts.items() if found == verdict}
+            for verdict in (FAILS, PASSES)
+        )
+        return sorted((failed - may_fail) | (passed & must_fail))
+
     def _problems_of_peer(self, name: str, run: Run) -> Iterator[str]:
-        causes, at_times = self.causes[name], self.at_times[name]
-        for test, verdict in sorted(run.verdicts.items()):
-            if verdict == FAILS and test not in causes:
+        for test in self.surprises(name, run):
+            if run.verdicts[test] == FAILS:
                 yield (
                     f"{name} fails {test}, which has no note. Find the cause in its source, and "
                     f'add it to [{name}]: {test} = "..."\n    {run.examples.get(test, "")}'
                 )
-            if verdict == PASSES and test in causes and test not in at_times:
+            else:
                 yield f"{name} passes {test}: remove its note from [{name}]"
-        for test in sorted(causes.keys() - run.verdicts.keys()):
+        for test in sorted(self.causes[name].keys() - run.verdicts.keys()):
             yield f"[{name}] has {test}, which is no test of the suite: remove it"
 
 

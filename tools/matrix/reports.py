@@ -68,8 +68,12 @@ def behaviour_of(test: str) -> Behaviour:
     return Behaviour(int(case or 0), claim.replace("_", " "), test)
 
 
-def read(paths: Iterable[Path]) -> dict[str, Run]:
+def read(paths: Iterable[Path], again: Iterable[Path] = ()) -> dict[str, Run]:
     """Backend -> what the reports say of it.
+
+    Args:
+        paths: of reports.
+        again: of reports of second runs, whose verdicts stand in for those of the first.
 
     Raises:
         MatrixError: a report is missing or of another kind, or two of them disagree about the
@@ -85,6 +89,9 @@ def read(paths: Iterable[Path]) -> dict[str, Run]:
                     f"{run.versions}; remove the older report"
                 )
             _add(run, told["behaviours"])
+    for path in again:
+        for name, told in _backends_of(path).items():
+            _replace(runs[name], told["behaviours"])
     return runs
 
 
@@ -111,3 +118,11 @@ def _add(run: Run, behaviours: Mapping[str, Any]) -> None:
         run.verdicts[test] = min(before, verdict, key=order.index)
         for parameters, message in sorted(told["failures"].items()):
             run.examples.setdefault(test, f"[{parameters}] {message}")
+
+
+def _replace(run: Run, behaviours: Mapping[str, Any]) -> None:
+    ran = {test: told for test, told in behaviours.items() if VERDICTS[told["verdict"]] != NOT_RUN}
+    for test in ran:
+        run.verdicts.pop(test, None)
+        run.examples.pop(test, None)
+    _add(run, ran)
