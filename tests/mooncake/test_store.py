@@ -139,6 +139,7 @@ class Scripted:
     """A client that refuses some keys, over a set of stored sizes."""
 
     master = "scripted"
+    most_transfers = 1000
 
     def __init__(self, stored: dict[str, int], refused: str) -> None:
         self.stored = stored
@@ -436,6 +437,7 @@ class Down:
     """A client whose master dies at the first call, which takes a while to find out."""
 
     master = "nowhere"
+    most_transfers = 1000
 
     def __init__(self) -> None:
         self.calls: list[int] = []

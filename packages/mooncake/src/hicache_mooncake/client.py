@@ -16,6 +16,7 @@ from typing import Any
 
 from hicache_mooncake.config import DEFAULT_TENANT, MooncakeConfig
 from hicache_mooncake.pages import Pages
+from hicache_mooncake.room import LONGEST_QUEUE, QUEUE_VARIABLE, queue_length
 from hicache_shared.errors import BackendUnavailableError
 from hicache_shared.store import Code
 
@@ -76,15 +77,19 @@ class MooncakeClient:
     Attributes:
         native: the ``MooncakeDistributedStore``.
         master: the master's address, for messages.
+        most_transfers: components of pages that calls may move at once, all together.
 
     Answers of ``exists``: 1, 0 or a negative native code a key; of ``put``: 0 or negative; of
     ``get``: the object's size in bytes or negative.
     """
 
-    def __init__(self, native: Any, replicate_config: Any, master: str) -> None:
+    def __init__(
+        self, native: Any, replicate_config: Any, master: str, most_transfers: int
+    ) -> None:
         self.native = native
         self._replicate = replicate_config
         self.master = master
+        self.most_transfers = most_transfers
 
     def exists(self, keys: list[str]) -> list[int]:
         answers: list[int] = self.native.batch_is_exist(keys)
@@ -173,8 +178,11 @@ def connect(
         os.environ.setdefault("MC_TCP_PROGRESS_TIMEOUT_SEC", str(config.stall_timeout))
     native = module.MooncakeDistributedStore()
     with _environment(
-        MC_STORE_CLIENT_SETUP_RETRIES=str(config.setup_retries),
-        MC_RPC_TIMEOUT_MS=str(config.rpc_timeout),
+        {
+            "MC_STORE_CLIENT_SETUP_RETRIES": str(config.setup_retries),
+            "MC_RPC_TIMEOUT_MS": str(config.rpc_timeout),
+            QUEUE_VARIABLE: str(LONGEST_QUEUE),
+        }
     ):
         answer = native.setup(
             config.local_hostname,
@@ -200,7 +208,9 @@ def connect(
     replicate.replica_num = config.replica_num
     if config.preferred_segment:
         replicate.preferred_segment = config.preferred_segment
-    return MooncakeClient(native, replicate, config.master_server_address)
+    # One queue a peer, and every copy may go to the same one.
+    most_transfers = max(1, queue_length() // config.replica_num)
+    return MooncakeClient(native, replicate, config.master_server_address, most_transfers)
 
 
 def _warn_of_settings(config: MooncakeConfig) -> None:
@@ -228,7 +238,7 @@ def _stored_size(replicas: list[Any]) -> int | None:
 
 
 @contextmanager
-def _environment(**defaults: str) -> Iterator[None]:
+def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
     """Environment variables that the client reads in setup, unless the operator set them."""
     added = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(added)

@@ -89,6 +89,33 @@ class Pages:
             )
         return cls(keys, sizes, addresses, parts)
 
+    @property
+    def transfers(self) -> int:
+        """Components of all pages: the client moves each by itself."""
+        return len(self.keys) if self.parts is None else sum(map(len, self.parts))
+
+    def cut(self, most_transfers: int) -> Iterator[Pages]:
+        """The pages in order, as many together as make ``most_transfers`` at most, or one."""
+        if self.transfers <= most_transfers:
+            yield self
+            return
+        sizes = [1] * len(self.keys) if self.parts is None else list(map(len, self.parts))
+        start, transfers = 0, 0
+        for i, size in enumerate(sizes):
+            if i > start and transfers + size > most_transfers:
+                yield self._between(start, i)
+                start, transfers = i, 0
+            transfers += size
+        yield self._between(start, len(sizes))
+
+    def _between(self, start: int, end: int) -> Pages:
+        return Pages(
+            self.keys[start:end],
+            self.sizes[start:end],
+            self.addresses[start:end],
+            None if self.parts is None else self.parts[start:end],
+        )
+
     def subset(self, chosen: list[int]) -> Pages:
         """The pages at the given positions."""
         return Pages(

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from hicache_mooncake.client import (
 )
 from hicache_mooncake.health import Health
 from hicache_mooncake.pages import Pages, keys_of, parts_of, repeats, split
+from hicache_mooncake.room import Room
 from hicache_shared.errors import BackendUnavailableError, ClearError, LayoutError
 from hicache_shared.hostmem import Region, RegionSet, merged_huge_pages, rounded_to_huge_pages
 from hicache_shared.store import Caps, Code, KeyBatch, PageBatch, Presence, StoredPool
@@ -62,6 +63,7 @@ class MooncakeStore:
         """Take over a connected client, which :meth:`close` closes."""
         self._client = client
         self._health = Health(client.healthy, client.master)
+        self._room = Room(client.most_transfers)
         self._retry_start_s = retry_start_s
         self._regions = RegionSet()
         self._closing = threading.Event()
@@ -130,11 +132,34 @@ class MooncakeStore:
         pages = Pages.of(batches)
         if not pages.keys or not self._health.up():
             return [[int(Code.UNAVAILABLE)] * len(batch.hashes) for batch in batches]
-        answers = self._read_again(pages, until) if repeats(batches) else self._client.get(pages)
+        read = self._read_again if repeats(batches) else self._read
+        answers = read(pages, until)
         there = self._client.exists(pages.keys) if max(answers) >= 0 else answers
         if answers == pages.sizes and there.count(1) == len(there):
             return split(batches, [_OK] * len(answers))
         return split(batches, self._why_not_read(pages, answers, there))
+
+    def _read(self, pages: Pages, until: float) -> list[int]:
+        return self._moved("get", self._client.get, pages, until)
+
+    def _moved(
+        self, what: str, move: Callable[[Pages], list[int]], pages: Pages, until: float
+    ) -> list[int]:
+        """The client's answers for a get or put: of one native call, where there is room for it.
+
+        Pages that time did not suffice for are ``TIMED_OUT``.
+        """
+        answers: list[int] = []
+        for part in pages.cut(self._room.most_in_a_call):
+            if answers and (time.monotonic() >= until or not self._health.up()):
+                break
+            with self._room.taken(part.transfers, until) as free:
+                if not free:
+                    break
+                told = move(part)
+            self._note(what, told)
+            answers += told
+        return answers + [TIMED_OUT] * (len(pages.keys) - len(answers))
 
     def _read_again(self, pages: Pages, until: float) -> list[int]:
         """The client's answers where a key comes several times.
@@ -151,15 +176,13 @@ class MooncakeStore:
         for positions in rounds.values():
             if not self._health.up() or time.monotonic() >= until:
                 break
-            read = self._client.get(pages.subset(positions))
-            self._note("get", read)
+            read = self._read(pages.subset(positions), until)
             for i, answer in zip(positions, read, strict=True):
                 answers[i] = answer
         return answers
 
     def _why_not_read(self, pages: Pages, answers: list[int], there: list[int]) -> list[int]:
         """A code a page for a get that did not go all well."""
-        self._note("get", answers)
         codes = [
             _OK if got == size else int(Code.WRONG_SIZE if got >= 0 else code_of(got))
             for got, size in zip(answers, pages.sizes, strict=True)
@@ -229,7 +252,7 @@ class MooncakeStore:
         todo = absent if unique else list(dict(zip(keys, absent, strict=True)).values())
         pause = self._retry_start_s
         for rounds in itertools.count(1):
-            answers = self._put_once(pages, todo)
+            answers = self._put_once(pages, todo, until)
             if rounds == 1 and not any(answers):
                 return  # all is well, as ``codes`` has it from the start
             for i, code in zip(todo, answers, strict=True):
@@ -251,15 +274,14 @@ class MooncakeStore:
             for i, key in zip(absent, keys, strict=True):
                 codes[i] = answer[key]
 
-    def _put_once(self, pages: Pages, todo: list[int]) -> list[int]:
+    def _put_once(self, pages: Pages, todo: list[int], until: float) -> list[int]:
         """One native put, then the question what of it can be read; a code a page.
 
         "Stored" is not believed, since the client also says so of a page that another writer
         has begun and not finished, or never will.
         """
         some = pages if len(todo) == len(pages.keys) else pages.subset(todo)
-        answers = self._client.put(some)
-        self._note("put", answers)
+        answers = self._moved("put", self._client.put, some, until)
         if not any(answers):
             return self._readable(some.keys)
         codes = [int(code_of(answer)) for answer in answers]
