@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import Event
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import Code
 from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS, RawHarness, with_extra
+from tests.mooncake.holder import Holder
 
 pytestmark = pytest.mark.backend("mooncake")
 
@@ -65,19 +66,19 @@ class LentClient:
 
 
 class Cluster:
-    """A master, a client of its own behind the contract, and the same client to lend out."""
+    """A master, a process that holds the pages, and a client: behind the contract, and to lend."""
 
     def __init__(self, segment_bytes: int) -> None:
-        self.master = MooncakeMaster()
-        self.master.__enter__()
-        self.raw = RawMooncake(
-            self.master.address, self.master.admin_address, segment_bytes=segment_bytes
+        self._stack = ExitStack()
+        self.master = self._stack.enter_context(MooncakeMaster())
+        self._stack.enter_context(Holder(self.master, segment_bytes))
+        self.raw = self._stack.enter_context(
+            RawMooncake(self.master.address, self.master.admin_address)
         )
         self.lent = LentClient(self.raw.client)
 
     def close(self) -> None:
-        self.raw.close()
-        self.master.__exit__(None, None, None)
+        self._stack.close()
 
 
 class MooncakeHarness(RawHarness):

@@ -23,6 +23,7 @@ from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_shared.errors import BackendUnavailableError, ClearError
 from hicache_shared.store import Code
+from tests.mooncake.holder import Holder
 from tests.mooncake.mooncake_stores import connected, exists
 from tests.pools import TestPool, hashes
 
@@ -112,32 +113,10 @@ def test_a_killed_master_gives_bounded_answers_and_a_new_one_is_found(
     store.close()
 
 
-HOLDER = """
-import sys
-from types import SimpleNamespace
-from tests.mooncake.mooncake_stores import connected
-store = connected(SimpleNamespace(address=sys.argv[1]), 64 << 20)
-print("ready", flush=True)
-sys.stdin.read()
-store.close()
-"""
-
-
 @pytest.fixture
 def holder(own_master: MooncakeMaster) -> Iterator[subprocess.Popen[str]]:
-    """A process that gives memory to the store."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, own_master.address],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        process.send_signal(signal.SIGCONT)
-        process.kill()
+    with Holder(own_master, 64 * MB) as running:
+        yield running.process
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])

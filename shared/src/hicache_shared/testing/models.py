@@ -30,6 +30,9 @@ MLA_MAMBA = "mla-mamba"
 TINY = "tiny"
 """Pages of 4 KB, for batches of thousands of them."""
 
+DEEP = "deep"
+"""Many layers: in ``layer_first`` a page has 122 components of 512 bytes."""
+
 MHA_DRAFT, MLA_DRAFT, DSA_DRAFT, V4_DRAFT = "mha-draft", "mla-draft", "dsa-draft", "v4-draft"
 DRAFT_MODELS = (MHA_DRAFT, MLA_DRAFT, DSA_DRAFT, V4_DRAFT)
 """Targets with the pools of a draft model beside them."""
@@ -58,6 +61,12 @@ def _tiny() -> ModelSpec:
         device_tokens=16 * 16,
         swa_device_tokens=16 * 16,
     ).spec()
+
+
+def _deep() -> ModelSpec:
+    mha = preset("mha")
+    kv = replace(mha.pools[0], geometry=MHAGeometry(layers=61, head_num=1, head_dim=4))
+    return replace(mha, name=DEEP, pools=(kv,))
 
 
 def _mha_draft() -> ModelSpec:
@@ -98,6 +107,7 @@ def _v4_draft() -> ModelSpec:
 _OWN: dict[str, Callable[[], ModelSpec]] = {
     MLA_MAMBA: _mla_mamba,
     TINY: _tiny,
+    DEEP: _deep,
     MHA_DRAFT: _mha_draft,
     MLA_DRAFT: _mla_draft,
     DSA_DRAFT: _dsa_draft,

@@ -9,7 +9,7 @@ import pytest
 
 from hicache_shared.contract import STORAGE_BATCH_PAGES
 from hicache_shared.testing.harness import Harness
-from hicache_shared.testing.models import TINY
+from hicache_shared.testing.models import DEEP, TINY
 from hicache_shared.testing.rank import KV, Rank, chain
 from hicache_shared.testing.suite.fixtures import NewRank, SuiteFixtures
 
@@ -47,6 +47,23 @@ class LongSuite(SuiteFixtures):
         for name in rank.pools:
             wrong = [i for i in range(MANY) if not rank.is_whole(name, hashes[i], pages[i])]
             assert not wrong, f"pages of pool {name} with other bytes"
+
+    @pytest.mark.parametrize("pair", [(DEEP, "layer_first")], ids="-".join, indirect=True)
+    def test_a_call_of_pages_with_many_components_comes_back_byte_exact(
+        self, harness: Harness, new_rank: NewRank, keys: list[str]
+    ) -> None:
+        """The most pages of one call in SGLang's default layout, and a call that follows."""
+        rank = new_rank(pages=2 * STORAGE_BATCH_PAGES, extra=PATIENT)
+        pages = range(STORAGE_BATCH_PAGES)
+        for first in keys[:2]:
+            hashes = chain(len(pages), first)
+            rank.write(hashes, pages)
+            assert rank.set(KV, hashes, pages) == [True] * len(pages)
+            harness.settle()
+            there = range(len(pages), 2 * len(pages))
+            assert rank.get(KV, hashes, there) == [True] * len(pages)
+            whole = zip(hashes, there, strict=True)
+            assert all(rank.is_whole(KV, key, page) for key, page in whole)
 
     @pytest.mark.parametrize("pair", TINY_PAIR, ids="-".join, indirect=True)
     def test_4096_keys_with_holes_have_one_answer_each(
