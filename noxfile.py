@@ -61,6 +61,10 @@ ROCM_LIBRARIES = ("libamdhip64.so.7", "libhsa-runtime64.so.1")
 REPORTS = ROOT / ".nox" / "reports"
 """What the runs of the conformance suite found; ``matrix`` makes docs/matrix.md of it."""
 
+PROCESSES = (f"--numprocesses={min(8, 2 * (os.cpu_count() or 1))}", "--dist=worksteal")
+"""Tests wait for servers half of the time. Each process has its tests in the order of the files,
+so that it starts the server of a file once."""
+
 GPU_DEVICES = ("/dev/nvidia0", "/dev/kfd")
 """One of them is there where NVIDIA's or AMD's driver found a GPU."""
 
@@ -99,8 +103,7 @@ def tests(session: nox.Session) -> None:
         "--ignore=tests/peers",
         "--hicache-faults",
         *report(session, "ours"),
-        # A file's tests stay in one process, which starts their server once.
-        *("--numprocesses=auto", "--maxprocesses=4", "--dist=loadfile"),
+        *PROCESSES,
         *session.posargs,
         env={
             # A backend that does not start fails its tests; it does not skip them.

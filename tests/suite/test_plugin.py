@@ -131,6 +131,38 @@ def test_a_wrong_option_is_a_usage_error_that_says_what_to_give(
     assert not run.says("Traceback")
 
 
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "def __init__(self, config, kwargs):\n        raise OSError('no disk')",
+            [
+                "cannot be made by cls(HiCacheStorageConfig, {}): OSError: no disk",
+                '"namespace": "x"',
+            ],
+        ),
+        (
+            "def __init__(self, config):\n        pass",
+            ["cannot be made by cls(HiCacheStorageConfig, {}): TypeError: ", "positional argument"],
+        ),
+        ("def close(self):\n        raise OSError('gone')", ["cannot be closed: OSError: gone"]),
+    ],
+    ids=["raises", "takes another number of arguments", "cannot be closed"],
+)
+def test_a_class_that_cannot_be_made_is_told_once_before_the_tests(
+    tmp_path: Path, body: str, words: list[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from hicache_shared.memory_backend import MemoryBackend\n"
+        f"class Mine(MemoryBackend):\n    {body}\n"
+    )
+    extra = '--hicache-extra-config={"namespace": "x"}'
+    run = Run(tmp_path, "--hicache-backend=mine:Mine", extra)
+    assert run.code == pytest.ExitCode.USAGE_ERROR
+    assert run.says("ERROR: --hicache-backend: Mine ", *words), "\n".join(run.lines)
+    assert not run.says("Traceback")
+
+
 class NoBackend:
     pass
 

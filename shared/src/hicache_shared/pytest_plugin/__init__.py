@@ -90,9 +90,10 @@ def _run_on_class(config: pytest.Config, dotted: str) -> None:
     The class may lie in the folder where pytest was started, as for ``python -m pytest``.
     """
     from hicache_shared.testing import class_suite
-    from hicache_shared.testing.named_class import harness_of
+    from hicache_shared.testing.named_class import harness_of, try_out
 
-    if config.args_source is config.ArgsSource.ARGS and not hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    if config.args_source is config.ArgsSource.ARGS and not is_worker:
         raise pytest.UsageError(
             f"--hicache-backend runs the suite alone, and not {' '.join(config.args)}; "
             "choose tests of it with -k"
@@ -102,6 +103,8 @@ def _run_on_class(config: pytest.Config, dotted: str) -> None:
         sys.path.insert(0, folder)
     try:
         harness_type = harness_of(dotted, _extra_config(config))
+        if not (is_worker or config.option.collectonly):
+            try_out(harness_type)
     except ConfigError as error:
         raise pytest.UsageError(f"--hicache-backend: {error}") from error
     class_suite.TestBackend.harness_type = harness_type

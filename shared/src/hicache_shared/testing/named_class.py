@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import json
 from importlib.metadata import packages_distributions
 from typing import Any, ClassVar, cast
 
 from hicache_shared.contract import HiCacheStorage, HiCacheStorageConfig
 from hicache_shared.errors import ConfigError
-from hicache_shared.testing.harness import Capabilities, Harness, with_extra
+from hicache_shared.testing.harness import Capabilities, Harness, storage_config, with_extra
 
 
 class NamedClassHarness(Harness):
@@ -25,7 +26,7 @@ class NamedClassHarness(Harness):
         return self.backend_class(with_extra(config, self.extra_config), {})  # type: ignore[call-arg]
 
 
-def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
+def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[NamedClassHarness]:
     """A harness of ``package.module:Class``.
 
     Raises:
@@ -59,4 +60,26 @@ def harness_of(dotted: str, extra_config: dict[str, Any]) -> type[Harness]:
         "capabilities": Capabilities(zero_copy=zero_copy, flat=not zero_copy),
         "distributions": tuple(packages_distributions().get(module_name.split(".")[0], ())),
     }
-    return cast(type[Harness], type(f"{class_name}Harness", (NamedClassHarness,), members))
+    return cast(
+        type[NamedClassHarness], type(f"{class_name}Harness", (NamedClassHarness,), members)
+    )
+
+
+def try_out(harness_type: type[NamedClassHarness]) -> None:
+    """Make one backend and close it, so that one that cannot be made is told once.
+
+    Raises:
+        ConfigError: what making or closing it raised.
+    """
+    config = storage_config(is_mla_model=True, identity=harness_type.capabilities.identity)
+    step = "made by cls(HiCacheStorageConfig, {})"
+    try:
+        backend: Any = harness_type().make(config)
+        step = "closed"
+        backend.close()
+    except Exception as error:
+        extra_config = with_extra(config, harness_type.extra_config).extra_config
+        raise ConfigError(
+            f"{harness_type.name} cannot be {step}: {type(error).__name__}: {error}; "
+            f"its extra config was {json.dumps(extra_config)}"
+        ) from error
