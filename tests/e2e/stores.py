@@ -56,6 +56,8 @@ def mooncake(folder: Path, nbytes: int) -> Iterator[Storage]:
             "protocol": "tcp",
             "local_hostname": "127.0.0.1",
             "global_segment_size": 0,
+            # Engines keep all cores of a small machine busy, and the master waits for one.
+            "deadline_s": 9,
         }
         yield Storage(extra, raw)
 
