@@ -53,7 +53,7 @@ class LongSuite(SuiteFixtures):
         self, harness: Harness, new_rank: NewRank, keys: list[str]
     ) -> None:
         """The most pages of one call in SGLang's default layout, and a call that follows."""
-        rank = new_rank(pages=2 * STORAGE_BATCH_PAGES, extra=PATIENT)
+        rank = new_rank(pages=2 * STORAGE_BATCH_PAGES, layers_div=1, extra=PATIENT)
         pages = range(STORAGE_BATCH_PAGES)
         for first in keys[:2]:
             hashes = chain(len(pages), first)
