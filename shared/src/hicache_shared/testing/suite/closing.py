@@ -71,29 +71,20 @@ class CloseSuite(SuiteFixtures):
         at_once([rank.backend.close] * 4)
         rank.backend.close()
 
-    @pytest.mark.parametrize("pair", CLOSE_PAIRS, ids="-".join, indirect=True)
+    @pytest.mark.parametrize("pair", TWO_PAIRS, ids="-".join, indirect=True)
     @pytest.mark.parametrize("others", ["clear", "register", "get_stats"])
     def test_case_15_close_meets_calls_that_are_no_reads_or_writes(
         self, harness: Harness, new_rank: NewRank, keys: list[str], others: str
     ) -> None:
-        """Several times, as which of them is first cannot be told; each may be an error."""
-        late = [small_model(harness, "mla", "page_first") for _ in range(2)]
-        for turn in range(3):
-            rank = new_rank(own_client=True, deployment=f"{keys[0][:8]}{turn}")
+        """Of several backends, as which call is first cannot be told; each may be an error."""
+        ranks = [new_rank(own_client=True, deployment=f"{keys[0][:8]}{i}") for i in range(2)]
+        calls: list[Callable[[], object]] = []
+        for rank in ranks:
             rank.set_everywhere(keys, range(8))
-            calls: dict[str, list[Callable[[], object]]] = {
-                "clear": [rank.backend.clear] * 2,
-                "register": [
-                    partial(
-                        rank.backend.register_mem_host_pool_v2,
-                        model.group.anchor_entry.host_pool,
-                        f"late_{i}",
-                    )
-                    for i, model in enumerate(late)
-                ],
-                "get_stats": [rank.backend.get_stats] * 2,
-            }
-            at_once([*(partial(answer_of, call) for call in calls[others]), rank.backend.close])
+            calls += [partial(answer_of, call) for call in two_calls(harness, rank, others)]
+            calls.append(rank.backend.close)
+        at_once(calls)
+        for rank in ranks:
             for name in rank.pools:
                 assert is_no(answer_of(partial(rank.get, name, keys, range(8, 16))))
 
@@ -147,6 +138,20 @@ def reads_everything(rank: Rank, keys: list[str]) -> None:
     for name in rank.pools:
         assert rank.get(name, keys, range(8, 16)) == [True] * 8
         assert all(rank.is_whole(name, key, 8 + i) for i, key in enumerate(keys))
+
+
+def two_calls(harness: Harness, rank: Rank, which: str) -> list[Callable[[], object]]:
+    """Two calls of one kind that is no read or write."""
+    late = [small_model(harness, "mla", "page_first").group.anchor_entry for _ in range(2)]
+    calls: dict[str, list[Callable[[], object]]] = {
+        "clear": [rank.backend.clear] * 2,
+        "register": [
+            partial(rank.backend.register_mem_host_pool_v2, entry.host_pool, f"late_{i}")
+            for i, entry in enumerate(late)
+        ],
+        "get_stats": [rank.backend.get_stats] * 2,
+    }
+    return calls[which]
 
 
 def answer_of(call: Callable[[], object]) -> object:

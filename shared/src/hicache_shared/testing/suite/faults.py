@@ -15,7 +15,13 @@ from hicache_shared.layout import is_logical
 from hicache_shared.testing.harness import Harness, storage_config
 from hicache_shared.testing.rank import FLAT_KV, Rank, chain, small_model
 from hicache_shared.testing.suite.calls import flat_page
-from hicache_shared.testing.suite.fixtures import TWO_PAIRS, NewRank, SuiteFixtures, needs
+from hicache_shared.testing.suite.fixtures import (
+    ONE_LAYOUT_PAIRS,
+    TWO_PAIRS,
+    NewRank,
+    SuiteFixtures,
+    needs,
+)
 from hicache_shared.testing.suite.forms import (
     Call,
     Form,
@@ -215,8 +221,9 @@ class FaultSuite(SuiteFixtures):
             for page in range(8):
                 assert rank.page(name, 8 + page) == rank.page(name, page)
 
+    @pytest.mark.parametrize("pair", ONE_LAYOUT_PAIRS, ids="-".join, indirect=True)
     def test_case_15_no_interleaving_of_close_and_calls_crashes(
-        self, new_rank: NewRank, keys: list[str], pair: tuple[str, str]
+        self, new_rank: NewRank, keys: list[str]
     ) -> None:
         rank = new_rank(own_client=True)
         rank.fill(29)
