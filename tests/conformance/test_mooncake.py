@@ -20,7 +20,7 @@ from hicache_shared.contract import HiCacheStorageConfig
 from hicache_shared.store import Code
 from hicache_shared.testing import BackendSuite, Capabilities, ElsewhereSpec, Harness, Holding
 from hicache_shared.testing.harness import IDENTITY_FIELDS, RawHarness, with_extra
-from tests.mooncake.holder import Holder
+from tests.mooncake.holder import holder
 
 pytestmark = pytest.mark.backend("mooncake")
 
@@ -71,7 +71,7 @@ class Cluster:
     def __init__(self, segment_bytes: int) -> None:
         self._stack = ExitStack()
         self.master = self._stack.enter_context(MooncakeMaster())
-        self._stack.enter_context(Holder(self.master, segment_bytes))
+        self._stack.enter_context(holder(self.master, segment_bytes))
         self.raw = self._stack.enter_context(
             RawMooncake(self.master.address, self.master.admin_address)
         )

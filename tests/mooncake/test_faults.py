@@ -23,7 +23,7 @@ from hicache_mooncake.server import MooncakeMaster
 from hicache_mooncake.store import MooncakeStore
 from hicache_shared.errors import BackendUnavailableError, ClearError
 from hicache_shared.store import Code
-from tests.mooncake.holder import Holder
+from tests.mooncake.holder import holder
 from tests.mooncake.mooncake_stores import connected, exists
 from tests.pools import TestPool, hashes
 
@@ -114,23 +114,23 @@ def test_a_killed_master_gives_bounded_answers_and_a_new_one_is_found(
 
 
 @pytest.fixture
-def holder(own_master: MooncakeMaster) -> Iterator[subprocess.Popen[str]]:
-    with Holder(own_master, 64 * MB) as running:
-        yield running.process
+def holding(own_master: MooncakeMaster) -> Iterator[subprocess.Popen[str]]:
+    with holder(own_master, 64 * MB) as process:
+        yield process
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_pages_of_a_lost_holder_are_not_moved_and_never_take_long(
-    own_master: MooncakeMaster, holder: subprocess.Popen[str], fault: signal.Signals
+    own_master: MooncakeMaster, holding: subprocess.Popen[str], fault: signal.Signals
 ) -> None:
     store = connected(own_master, 0)
     pool = TestPool.make("hc1/fault", "kv", 16, (34560,))
     store.open([pool.stored])
     pool.arrays.fill(1)
     assert store.put([pool.pages(hashes(8))], 5.0) == [[Code.OK] * 8]
-    os.kill(holder.pid, fault)
+    os.kill(holding.pid, fault)
     lost = os.WEXITED if fault == signal.SIGKILL else os.WSTOPPED
-    os.waitid(os.P_PID, holder.pid, lost | os.WNOWAIT)
+    os.waitid(os.P_PID, holding.pid, lost | os.WNOWAIT)
     for _ in range(3):
         started = time.monotonic()
         codes = store.get([pool.pages(hashes(8))], 5.0)[0]

@@ -103,20 +103,12 @@ class Pages:
         start, transfers = 0, 0
         for i, size in enumerate(sizes):
             if i > start and transfers + size > most_transfers:
-                yield self._between(start, i)
+                yield self.subset(range(start, i))
                 start, transfers = i, 0
             transfers += size
-        yield self._between(start, len(sizes))
+        yield self.subset(range(start, len(sizes)))
 
-    def _between(self, start: int, end: int) -> Pages:
-        return Pages(
-            self.keys[start:end],
-            self.sizes[start:end],
-            self.addresses[start:end],
-            None if self.parts is None else self.parts[start:end],
-        )
-
-    def subset(self, chosen: list[int]) -> Pages:
+    def subset(self, chosen: Sequence[int]) -> Pages:
         """The pages at the given positions."""
         return Pages(
             [self.keys[i] for i in chosen],
